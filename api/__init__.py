@@ -1,0 +1,1 @@
+"""What people and programs outside the stream processor use: the command line and, later, HTTP and the dashboard."""

@@ -1,0 +1,1 @@
+"""The commands of ``berth``, one module each, and the servers that ``berth up`` embeds."""
