@@ -1,0 +1,127 @@
+"""Every setting of a deployment: one frozen object, read from the environment once, by the program that starts.
+
+A setting is named by its environment variable (``BERTH_`` and the field's name in capitals), has a default that works
+on one machine, and a range. A value outside it, and a variable that looks like a setting and is none, stop the program
+before any work with a sentence that names the variable: a misspelt BERTH_PARTITIONS would otherwise show only after
+the topics were made with the wrong count, which is for life.
+"""
+
+import difflib
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+ENDPOINTS_FILE_NAME: Final = "endpoints.json"
+"""In the data directory: where the servers that ``berth up`` started listen, as ``{"kafka": "host:port"}``."""
+NOT_SETTINGS: Final = frozenset({"BERTH_REQUIRE_SERVICES", "BERTH_SEED"})
+"""Variables with our prefix that are for the tests and not for a deployment."""
+
+
+class SettingsRefused(ValueError):  # noqa: N818 - it reads as what it is
+    """A setting can't be used; the text names the variable, what is allowed, and what to do."""
+
+
+def _addresses(text: str) -> str:
+    """``host:port`` or several, separated by commas."""
+    for address in text.split(","):
+        host, colon, port = address.strip().rpartition(":")
+        if not (host and colon and port.isdecimal() and 0 < int(port) < 65_536):
+            raise ValueError("not host:port")
+    return ",".join(address.strip() for address in text.split(","))
+
+
+class Settings(BaseSettings):
+    """The settings of one process. ``description`` says for each what is allowed."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="BERTH_", frozen=True, extra="forbid", populate_by_name=True, validate_default=True
+    )
+
+    kafka: Annotated[str, AfterValidator(_addresses)] | None = Field(
+        default=None,
+        description="host:port, or several separated by commas; none: the Kafka that `berth up` started",
+    )
+    partitions: int = Field(
+        default=8, ge=1, le=1024, description="a whole number from 1 to 1024, the same for the life of the deployment"
+    )
+    default_limit: int = Field(
+        default=1, ge=1, le=10_000, description="a whole number from 1 to 10000: turns at once of an agent without one"
+    )
+    worker_pool_capacity: int = Field(
+        default=4,
+        ge=1,
+        le=100_000,
+        validation_alias="WORKER_POOL_CAPACITY",
+        description="a whole number from 1 to 100000: how many runners there are",
+    )
+    data_directory: Path = Field(
+        default=Path(".berth"), description="a path: where the embedded servers keep their data"
+    )
+    session_timeout_seconds: float = Field(
+        default=6.0, ge=1.0, le=300.0, description="seconds from 1 to 300: a silent worker's partitions go to others"
+    )
+    start_from: Literal["earliest", "latest"] = Field(
+        default="earliest", description="earliest or latest: where reading starts when nothing is stored at all"
+    )
+    commit_pause_milliseconds_max: int = Field(
+        default=80, ge=0, le=1000, description="milliseconds from 0 to 1000: longest pause between two transactions"
+    )
+    worker_port: int = Field(
+        default=0,
+        ge=0,
+        le=65_535,
+        description="a port for the worker's /readyz and /metrics on 127.0.0.1; 0: a free one",
+    )
+
+    def kafka_addresses(self) -> str:
+        """Bootstrap addresses of Kafka: those set, else of the Kafka that ``berth up`` runs in the data directory.
+
+        Raises SettingsRefused when there is neither.
+        """
+        if self.kafka is not None:
+            return self.kafka
+        path = self.data_directory / ENDPOINTS_FILE_NAME
+        try:
+            return _addresses(str(json.loads(path.read_bytes())["kafka"]))
+        except (OSError, ValueError, KeyError) as error:
+            raise SettingsRefused(
+                f"No Kafka is known: BERTH_KAFKA is not set, and {path} can't be used ({error}). "
+                "Start one with `berth up` in this directory, or set BERTH_KAFKA=host:port."
+            ) from error
+
+
+def load_settings() -> Settings:
+    """The settings of this process from its environment. Raises SettingsRefused, naming every variable at fault."""
+    known = {variable_of(name) for name in Settings.model_fields}
+    faults = [_unknown(name, known) for name in sorted(os.environ) if name.startswith("BERTH_") and name not in known]
+    try:
+        settings = Settings()
+    except ValidationError as refused:
+        faults = [*(_out_of_range(str(error["loc"][0]), error["input"]) for error in refused.errors()), *faults]
+    else:
+        if not any(faults):
+            return settings
+    raise SettingsRefused("\n".join(fault for fault in faults if fault))
+
+
+def variable_of(field_name: str) -> str:
+    """The environment variable of a field of Settings."""
+    alias = Settings.model_fields[field_name].validation_alias
+    return str(alias) if alias else f"BERTH_{field_name.upper()}"
+
+
+def _unknown(variable: str, known: set[str]) -> str:
+    if variable in NOT_SETTINGS:
+        return ""
+    similar = difflib.get_close_matches(variable, known, n=1)
+    advice = f"did you mean {similar[0]}?" if similar else f"the settings are {', '.join(sorted(known))}."
+    return f"{variable} is not a setting of Berth: {advice} Rename it or unset it."
+
+
+def _out_of_range(location: str, value: object) -> str:
+    name = next(name for name in Settings.model_fields if location in (name, variable_of(name)))
+    return f"{variable_of(name)}={value} can't be used. Allowed: {Settings.model_fields[name].description}."
