@@ -15,6 +15,8 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from streams.rules.limits import PARALLELISM_LIMIT_MAX, PARALLELISM_LIMIT_MIN, POOL_CAPACITY_MAX
+
 ENDPOINTS_FILE_NAME: Final = "endpoints.json"
 """In the data directory: where the servers that ``berth up`` started listen, as ``{"kafka": "host:port"}``."""
 NOT_SETTINGS: Final = frozenset({"BERTH_REQUIRE_SERVICES", "BERTH_SEED"})
@@ -48,15 +50,19 @@ class Settings(BaseSettings):
     partitions: int = Field(
         default=8, ge=1, le=1024, description="a whole number from 1 to 1024, the same for the life of the deployment"
     )
-    default_limit: int = Field(
-        default=1, ge=1, le=10_000, description="a whole number from 1 to 10000: turns at once of an agent without one"
+    default_limit: Annotated[int, Field(ge=PARALLELISM_LIMIT_MIN, le=PARALLELISM_LIMIT_MAX)] | Literal["unlimited"] = (
+        Field(
+            default=1,
+            description=f"a whole number from {PARALLELISM_LIMIT_MIN} to {PARALLELISM_LIMIT_MAX}, or unlimited: "
+            "turns at once of an agent that sets no limit",
+        )
     )
     worker_pool_capacity: int = Field(
         default=4,
-        ge=1,
-        le=100_000,
+        ge=0,
+        le=POOL_CAPACITY_MAX,
         validation_alias="WORKER_POOL_CAPACITY",
-        description="a whole number from 1 to 100000: how many runners there are",
+        description=f"a whole number from 0 to {POOL_CAPACITY_MAX}: how many runners there are",
     )
     data_directory: Path = Field(
         default=Path(".berth"), description="a path: where the embedded servers keep their data"
@@ -101,7 +107,8 @@ def load_settings() -> Settings:
     try:
         settings = Settings()
     except ValidationError as refused:
-        faults = [*(_out_of_range(str(error["loc"][0]), error["input"]) for error in refused.errors()), *faults]
+        wrong = {str(error["loc"][0]): error["input"] for error in refused.errors()}
+        faults = [*(_out_of_range(location, value) for location, value in wrong.items()), *faults]
     else:
         if not any(faults):
             return settings
