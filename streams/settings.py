@@ -24,7 +24,12 @@ NOT_SETTINGS: Final = frozenset({"BERTH_REQUIRE_SERVICES", "BERTH_SEED"})
 
 
 class SettingsRefused(ValueError):  # noqa: N818 - it reads as what it is
-    """A setting can't be used; the text names the variable, what is allowed, and what to do."""
+    """A setting can't be used: ``happened`` names the variables and what is allowed, ``advice`` says what to do."""
+
+    def __init__(self, happened: str, advice: str) -> None:
+        super().__init__(f"{happened}\nTo do: {advice}")
+        self.happened = happened
+        self.advice = advice
 
 
 def _addresses(text: str) -> str:
@@ -95,8 +100,8 @@ class Settings(BaseSettings):
             return _addresses(str(json.loads(path.read_bytes())["kafka"]))
         except (OSError, ValueError, KeyError) as error:
             raise SettingsRefused(
-                f"No Kafka is known: BERTH_KAFKA is not set, and {path} can't be used ({error}). "
-                "Start one with `berth up` in this directory, or set BERTH_KAFKA=host:port."
+                f"No Kafka is known: BERTH_KAFKA is not set, and {path} can't be used ({error}).",
+                "start one with `berth up` in this directory, or set BERTH_KAFKA=host:port.",
             ) from error
 
 
@@ -112,7 +117,9 @@ def load_settings() -> Settings:
     else:
         if not any(faults):
             return settings
-    raise SettingsRefused("\n".join(fault for fault in faults if fault))
+    raise SettingsRefused(
+        "\n".join(fault for fault in faults if fault), "set, rename or unset what is named above, then start again."
+    )
 
 
 def variable_of(field_name: str) -> str:
@@ -126,7 +133,7 @@ def _unknown(variable: str, known: set[str]) -> str:
         return ""
     similar = difflib.get_close_matches(variable, known, n=1)
     advice = f"did you mean {similar[0]}?" if similar else f"the settings are {', '.join(sorted(known))}."
-    return f"{variable} is not a setting of Berth: {advice} Rename it or unset it."
+    return f"{variable} is not a setting of Berth: {advice}"
 
 
 def _out_of_range(location: str, value: object) -> str:

@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -33,11 +34,11 @@ class DirectoryLock:
         self.directory = directory
         self._descriptor: int | None = None
 
-    def acquire(self, *, wait_seconds: float = 0.0, orphan_wait_seconds: float = ORPHAN_WAIT_SECONDS) -> int:
+    def acquire(self, report: Callable[[str], None], *, wait_seconds: float = 0.0) -> int:
         """Take the lock and return its file descriptor, to be inherited by the server that works on the directory.
 
-        Waits ``wait_seconds`` for a live holder, and ``orphan_wait_seconds`` for the server of a dead one. Raises
-        CommandFailed when the wait was in vain, naming the holder, or when the directory can't be written.
+        Waits ``wait_seconds`` for a live holder, and up to 45 s for the server of a dead one, telling ``report`` so.
+        Raises CommandFailed when the wait was in vain, naming the holder, or when the directory can't be written.
         """
         path = self.directory / LOCK_FILE_NAME
         try:
@@ -46,7 +47,7 @@ class DirectoryLock:
         except OSError as error:
             raise cannot_write(self.directory, error) from error
         try:
-            self._wait_for(descriptor, path, wait_seconds, orphan_wait_seconds)
+            self._wait_for(descriptor, path, wait_seconds, report)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "command": _own_command()}).encode(), 0)
         except CommandFailed:
@@ -64,7 +65,7 @@ class DirectoryLock:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _wait_for(self, descriptor: int, path: Path, wait_seconds: float, orphan_wait_seconds: float) -> None:
+    def _wait_for(self, descriptor: int, path: Path, wait_seconds: float, report: Callable[[str], None]) -> None:
         asked = time.monotonic()
         while not _try_lock(descriptor):
             holder_pid, holder_command = _holder(path)
@@ -76,10 +77,13 @@ class DirectoryLock:
                         kept="everything; this command has changed nothing.",
                         advice=f"use what that process has started, or end it first: kill {holder_pid}",
                     )
-            elif waited_seconds >= orphan_wait_seconds:
+                report(f"waiting for process {holder_pid} ({holder_command})")
+            elif waited_seconds < ORPHAN_WAIT_SECONDS:
+                report("waiting for a server to end whose parent process is gone")
+            else:
                 raise CommandFailed(
                     f"{self.directory} is still in use by a server whose parent process ({holder_pid}) is gone; "
-                    f"it did not end within {orphan_wait_seconds:.0f} s.",
+                    f"it did not end within {ORPHAN_WAIT_SECONDS:.0f} s.",
                     kept="everything; this command has changed nothing.",
                     advice=f"see who it is with: fuser {path}; end that process, then start again.",
                 )

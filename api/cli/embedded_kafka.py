@@ -29,7 +29,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Self
 
@@ -120,6 +120,7 @@ class EmbeddedKafka:
     """One Kafka broker in ``directory`` (made when missing, kept afterwards).
 
     ``port``: a wish; when it is taken, or None, a free one is used. ``report`` is told in one line what is going on.
+    ``overrides``: settings of the broker in Kafka's words, for tests of brokers that Berth can't use.
     All methods block and may be called from any thread, but from one at a time.
     """
 
@@ -130,12 +131,14 @@ class EmbeddedKafka:
         port: int | None = USUAL_PORT,
         report: Callable[[str], None] = lambda _line: None,
         jars: Path | None = None,
+        overrides: Mapping[str, str] | None = None,
     ) -> None:
         self.directory = directory.absolute()
         self.log_path = self.directory / "broker.log"
         self._wanted_port = port
         self._report = report
         self._jars = jars or jar_cache_directory()
+        self._overrides = "".join(f"{name}={value}\n" for name, value in (overrides or {}).items())
         self._lock = DirectoryLock(self.directory)
         self._port: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -177,7 +180,7 @@ class EmbeddedKafka:
             return self
         self._end(signal.SIGKILL)  # what is left of one that died on its own
         java_class_path = kafka_jars.classpath(self._jars, self._report)
-        descriptor = self._lock.acquire()
+        descriptor = self._lock.acquire(self._report)
         try:
             self._check_disk()
             self._report("starting Kafka")
@@ -239,7 +242,7 @@ class EmbeddedKafka:
         properties.write_text(_BROKER_SETTINGS.format(port=1, controller_port=2, data=unfinished))
         cluster_id = secrets.token_urlsafe(16)
         command = self._java(java_class_path, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", properties)
-        done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
         if done.returncode != 0:
             self.log_path.write_text(done.stdout + done.stderr)
             raise self._explain_death(done.returncode)
@@ -262,16 +265,15 @@ class EmbeddedKafka:
 
     def _spawn(self, java_class_path: str, lock_descriptor: int, port: int, controller_port: int) -> None:
         properties = self.directory / "server.properties"
-        properties.write_text(
-            _BROKER_SETTINGS.format(port=port, controller_port=controller_port, data=self.directory / "data")
-        )
+        settings = _BROKER_SETTINGS.format(port=port, controller_port=controller_port, data=self.directory / "data")
+        properties.write_text(settings + self._overrides)
         if self.log_path.exists():
             self.log_path.replace(self.directory / "broker.log.previous")
         command = self._java(java_class_path, "kafka.Kafka", properties)
         reader, writer = os.pipe()
         try:
             with self.log_path.open("wb") as log:
-                self._process = subprocess.Popen(  # noqa: S603
+                self._process = subprocess.Popen(
                     ["/bin/sh", "-c", _KEEPER, "berth-kafka", *command],
                     stdin=reader,
                     stdout=log,
@@ -327,7 +329,7 @@ class EmbeddedKafka:
                 self._report("the shell that watched over Kafka is gone")
             os.close(self._lifeline)
             self._lifeline = None
-        return process.returncode
+        return process.wait()
 
     def _require_process(self) -> subprocess.Popen[bytes]:
         if self._process is None:

@@ -45,7 +45,7 @@ def classpath(cache_directory: Path, report: Callable[[str], None]) -> str:
     folder = jar_folder(cache_directory)
     if not is_complete(folder):
         lock = DirectoryLock(cache_directory)
-        lock.acquire(wait_seconds=OTHER_DOWNLOAD_WAIT_SECONDS)
+        lock.acquire(report, wait_seconds=OTHER_DOWNLOAD_WAIT_SECONDS)
         try:
             if not is_complete(folder):
                 _download(folder, cache_directory / "incomplete", report)

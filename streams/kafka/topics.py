@@ -28,9 +28,18 @@ from aiokafka.errors import (
     for_code,
 )
 
-from streams import APPLICATION_ID, CHANGELOG, DECISIONS, DISPATCHES, INPUT_TOPICS, SITE_DECISIONS, TEXTS, WORKERS
-from streams import TOPICS as ALL_TOPICS
-from streams import Topic
+from streams import (
+    APPLICATION_ID,
+    CHANGELOG,
+    DECISIONS,
+    DISPATCHES,
+    INPUT_TOPICS,
+    SITE_DECISIONS,
+    TEXTS,
+    TOPICS,
+    WORKERS,
+    Topic,
+)
 from streams.rules.limits import RECORD_BYTES_MAX
 
 RECORD_ROOM_BYTES: Final = 64 * 1024
@@ -137,7 +146,7 @@ def acl_commands(bootstrap: str, users: Mapping[Principal, str] | None = None) -
     for principal, read_topics in READS.items():
         user = (users or {}).get(principal, f"berth-{principal}")
         start = ["kafka-acls.sh", "--bootstrap-server", bootstrap, "--add", "--allow-principal", f"User:{user}"]
-        written = [topic for topic in ALL_TOPICS if principal in topic.writers]
+        written = [topic for topic in TOPICS if principal in topic.writers]
         grants = [["--operation", "Write", "--operation", "Describe", "--topic", topic.name] for topic in written]
         grants += [["--operation", "Read", "--operation", "Describe", "--topic", topic.name] for topic in read_topics]
         prefixed = ["--resource-pattern-type", "prefixed"]
@@ -165,7 +174,7 @@ async def _admin(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
 async def _find(admin: AIOKafkaAdminClient) -> list[FoundTopic]:
     # Asked for all topics at once, not for each by name: by name, some brokers would create what is missing.
     described: dict[str, dict[str, Any]] = {topic["topic"]: topic for topic in await admin.describe_topics()}
-    existing = [topic.name for topic in ALL_TOPICS if topic.name in described]
+    existing = [topic.name for topic in TOPICS if topic.name in described]
     configs = await _configs(admin, existing)
     return [
         FoundTopic(
@@ -176,7 +185,7 @@ async def _find(admin: AIOKafkaAdminClient) -> list[FoundTopic]:
         )
         if topic.name in described
         else FoundTopic(topic, partitions=0, replicas=0, configs={})
-        for topic in ALL_TOPICS
+        for topic in TOPICS
     ]
 
 
