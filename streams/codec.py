@@ -1,0 +1,324 @@
+"""Bytes and messages: what a record says, whom it is for, and what becomes of one that can't be read (G2).
+
+Every record has exactly one of four fates: a command for an agent; an *invalid* command, when it can't be read but names
+an agent and an id, so that whoever waits hears of it; a copy on the right partition, when it lay on the wrong one or
+had no key (once: its origin stays in a header); or a dead letter with the reason.
+
+Rows: the key is a JSON array, such as ``["trigger", agent, trigger]``, so that no joined string makes two different
+pairs equal. Values leave out what has its default. A row that couldn't be read back is refused when it is written.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, TypeGuard
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json, to_json
+
+from streams import CLAIMS, CONTROLS, SIGNALS, SITE_CONTROLS, STATUSES, TRIGGERS
+from streams.rules import limits
+from streams.rules.agent.rows import AgentRow, ConversationRow, RememberedRow, TriggerRow
+from streams.rules.agent.step import Via
+from streams.rules.messages import (
+    TEXT_FIELDS,
+    AgentCommand,
+    Approve,
+    Archive,
+    Configure,
+    ControlRecord,
+    Invalid,
+    Pause,
+    Reschedule,
+    Resume,
+    ResumeTrigger,
+    Status,
+    Stop,
+    Text,
+    Trigger,
+    TriggerRecord,
+    content_sha256,
+)
+
+InputCommand = Trigger | Stop | Status | Configure | Pause | Resume | Archive | Approve | Reschedule | ResumeTrigger
+Headers = tuple[tuple[str, bytes], ...]
+
+
+class Record(NamedTuple):
+    """One record of an input topic, as it came from Kafka."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]] = ()
+
+
+class Output(NamedTuple):
+    """One record to be written. ``partition`` None: the same number as the writer's own."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+    partition: int | None = None
+
+
+class Command(NamedTuple):
+    """A record that an agent's decider handles."""
+
+    agent_id: str
+    command: AgentCommand
+    via: Via
+
+
+class Rekeyed(NamedTuple):
+    """A record that belongs on another partition."""
+
+    output: Output
+
+
+class DeadLetter(NamedTuple):
+    """A record that nobody can be answered for."""
+
+    reason: str
+
+
+Fate = Command | Rekeyed | DeadLetter
+
+_READERS: Final[dict[str, TypeAdapter[Any]]] = {
+    TRIGGERS.name: TypeAdapter(TriggerRecord),
+    STATUSES.name: TypeAdapter(Status),
+    CONTROLS.name: TypeAdapter(ControlRecord),
+}
+_NOT_YET: Final = frozenset({SITE_CONTROLS.name, CLAIMS.name, SIGNALS.name})
+_ID: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,%d}" % limits.ID_CHARACTERS_MAX)
+ORIGIN_HEADER: Final = "origin"
+VIA_HEADER: Final = "via"
+
+
+def read(record: Record, partitions: int) -> Fate:
+    """What is to be done with an input record; ``partitions`` is the number of partitions of every topic."""
+    if record.topic in _NOT_YET:
+        return DeadLetter("not_supported_yet: sites")
+    if record.value is None:
+        return DeadLetter("null_value")
+    try:
+        command = _READERS[record.topic].validate_json(record.value)
+    except ValidationError as error:
+        return _read_bad(record, record.value, error, partitions)
+    return _routed(record, command.agent_id, command, partitions)
+
+
+def _routed(record: Record, agent_id: str, command: AgentCommand, partitions: int) -> Fate:
+    partition = partition_of(agent_id, partitions)
+    if record.key is None or record.partition != partition:
+        return _rekeyed(record, agent_id, partition)
+    if isinstance(command, Trigger) and command.content_sha256 is None:
+        command = command.model_copy(update={"content_sha256": content_sha256(command)})
+    via: Via = "http" if any(name == VIA_HEADER and value == b"http" for name, value in record.headers) else "kafka"
+    return Command(agent_id, command, via)
+
+
+def _rekeyed(record: Record, agent_id: str, partition: int) -> Fate:
+    if any(name == ORIGIN_HEADER for name, _ in record.headers):
+        return DeadLetter("wrong_partition_twice")
+    origin = to_json({"topic": record.topic, "partition": record.partition, "offset": record.offset})
+    headers = (*record.headers, (ORIGIN_HEADER, origin))
+    return Rekeyed(Output(record.topic, agent_id.encode(), record.value, headers, partition))
+
+
+def _read_bad(record: Record, value: bytes, error: ValidationError, partitions: int) -> Fate:
+    """A record that its model doesn't take: find out why, and whether somebody can be told."""
+    content, reason = _parse(value)
+    if content is None:
+        return DeadLetter(reason)
+    if error.errors(include_url=False, include_input=False)[0]["type"] == "json_invalid":
+        command = _read_odd_texts(record.topic, content)
+        if not isinstance(command, str):
+            return _routed(record, command.agent_id, command, partitions)
+        reason = command
+    else:
+        reason = _reason(error)
+    agent_id, id = content.get("agent_id"), content.get("id")
+    if record.topic == STATUSES.name or not (_is_id(agent_id) and _is_id(id)):
+        return DeadLetter(reason)
+    sha256 = hashlib.sha256(value).hexdigest()
+    invalid = Invalid(id=id, agent_id=agent_id, reason=reason, sha256=sha256, bytes=len(value))
+    return _routed(record, invalid.agent_id, invalid, partitions)
+
+
+def _parse(value: bytes) -> tuple[dict[str, Any] | None, str]:
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    try:
+        content = json.loads(value.decode(), parse_constant=refuse)
+    except UnicodeDecodeError:
+        return None, "not_utf8"
+    except RecursionError:
+        return None, "not_json: nested too deeply"
+    except ValueError as error:
+        return None, f"not_json: {error}"[:300]
+    return (content, "") if isinstance(content, dict) else (None, "not_an_object")
+
+
+def _read_odd_texts(topic: str, content: dict[str, Any]) -> InputCommand | str:
+    """A record that the fast reader takes for no JSON: texts may hold lone surrogates (G3), nothing else may."""
+    texts = {name: content[name] for name in TEXT_FIELDS if content.get(name) is not None}
+    rest = {name: field for name, field in content.items() if name not in texts}
+    try:
+        command = _READERS[topic].validate_json(json.dumps(rest, allow_nan=False))
+        known = {name: Text.of(text) for name, text in texts.items() if name in type(command).model_fields}
+    except ValidationError as error:
+        return _reason(error)
+    except (ValueError, RecursionError) as error:
+        return f"not_json: {error}"[:300]
+    too_long = {"message": limits.MESSAGE_BYTES_MAX, "payload": limits.PAYLOAD_BYTES_MAX}
+    for name, text in known.items():
+        if text.bytes > too_long.get(name, limits.RECORD_BYTES_MAX):
+            return f"{name}: has {text.bytes} bytes, {too_long[name]} are allowed"
+    if "message" in texts and not isinstance(texts["message"], str):
+        return "message: must be a string"
+    copied: InputCommand = command.model_copy(update=known)
+    return copied
+
+
+def _reason(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    kind, place = first["type"], ".".join(str(part) for part in first["loc"] if not isinstance(part, int))
+    if kind in ("union_tag_invalid", "literal_error") and place in ("", "type"):
+        return "unknown_type"
+    if kind == "union_tag_not_found":
+        return "missing_field: type"
+    field = ".".join(str(part) for part in first["loc"]).removeprefix(f"{_tag(first['loc'])}.")
+    if field == "v" or field.endswith(".v"):
+        return f"future_schema: v: {first['msg']}"
+    if kind == "missing":
+        return f"missing_field: {field}"
+    return f"invalid_field: {field}: {first['msg']}"[:500]
+
+
+def _tag(location: tuple[int | str, ...]) -> str:
+    return str(location[0]) if location else ""
+
+
+def _is_id(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and _ID.fullmatch(value) is not None
+
+
+# Rows
+
+Key = tuple[str, ...]
+PARTITION_KEY: Final[Key] = ("partition",)
+
+_AGENT: Final = TypeAdapter(AgentRow)
+_TRIGGER: Final = TypeAdapter(TriggerRow)
+_CONVERSATION: Final = TypeAdapter(ConversationRow)
+_REMEMBERED: Final = TypeAdapter(RememberedRow)
+
+
+class PartitionRow(NamedTuple):
+    """What a partition knows beside its agents."""
+
+    at: int
+    """The latest instant of a decision; the next one is not before it."""
+    positions: dict[str, int]
+    """Next offset of every input topic."""
+    heartbeats: int
+    """Signs of life handled: the input that leaves no decision."""
+
+
+_PARTITION: Final = TypeAdapter(PartitionRow)
+
+
+def write_key(key: Key) -> bytes:
+    return to_json(key)
+
+
+def read_key(key: bytes) -> Key:
+    return tuple(from_json(key))
+
+
+def write_agent(row: AgentRow) -> bytes:
+    return _AGENT.dump_json(row, exclude_defaults=True)
+
+
+def read_agent(value: bytes) -> AgentRow:
+    return _AGENT.validate_json(value)
+
+
+def write_trigger(row: TriggerRow) -> bytes:
+    return _TRIGGER.dump_json(row, exclude_defaults=True)
+
+
+def read_trigger(value: bytes) -> TriggerRow:
+    return _TRIGGER.validate_json(value)
+
+
+def write_conversation(row: ConversationRow) -> bytes:
+    return _CONVERSATION.dump_json(row)
+
+
+def read_conversation(value: bytes) -> ConversationRow:
+    return _CONVERSATION.validate_json(value)
+
+
+def write_remembered(row: RememberedRow) -> bytes:
+    return _REMEMBERED.dump_json(row)
+
+
+def read_remembered(value: bytes) -> RememberedRow:
+    return _REMEMBERED.validate_json(value)
+
+
+def write_partition(row: PartitionRow) -> bytes:
+    return to_json(row._asdict())
+
+
+def read_partition(value: bytes) -> PartitionRow:
+    content = from_json(value)
+    return _PARTITION.validate_python((content["at"], content["positions"], content["heartbeats"]))
+
+
+def write_texts(command: Trigger) -> bytes | None:
+    """The row of a trigger's texts, as JSON of their own order and spelling; None if it has none."""
+    parts = [
+        b'"%s":%s' % (name.encode(), text.json)
+        for name, text in (("message", command.message), ("payload", command.payload))
+        if text is not None and text.json is not None
+    ]
+    return b"{%s}" % b",".join(parts) if parts else None
+
+
+def with_texts(dispatch: bytes, texts: bytes | None) -> bytes:
+    """The dispatch's JSON object with the fields of the texts' row."""
+    return dispatch if texts is None else dispatch[:-1] + b"," + texts[1:]
+
+
+# Partitioner
+
+
+@lru_cache(maxsize=65536)
+def partition_of(key: str, partitions: int) -> int:
+    """The partition of a key, as Kafka's Java clients choose it: murmur2 of the UTF-8, modulo."""
+    return (_murmur2(key.encode()) & 0x7FFFFFFF) % partitions
+
+
+def _murmur2(data: bytes) -> int:
+    """32-bit MurmurHash2 with Kafka's seed (org.apache.kafka.common.utils.Utils.murmur2)."""
+    multiplier, mask = 0x5BD1E995, 0xFFFFFFFF
+    length = len(data)
+    result = (0x9747B28C ^ length) & mask
+    whole = length - length % 4
+    for start in range(0, whole, 4):
+        word = int.from_bytes(data[start : start + 4], "little") * multiplier & mask
+        word = (word ^ word >> 24) * multiplier & mask
+        result = result * multiplier & mask ^ word
+    if whole < length:
+        result = (result ^ int.from_bytes(data[whole:], "little")) * multiplier & mask
+    result = (result ^ result >> 13) * multiplier & mask
+    return result ^ result >> 15

@@ -1,0 +1,475 @@
+"""One partition: rows in, records handled one by one, changes out. Synchronous, and without clock or I/O.
+
+The Faust worker, the tests' simulator and the audit drive this same class. Its caller gives the time and writes what
+``take_changes`` returns in one transaction; a crash before that leaves the rows as they were, and the same input is
+handled again (F1).
+
+Order of work: what an earlier step left over (F1), then a record or a timer. Timers are fired by the caller's word only,
+so that none comes before the input that was there when the partition was taken over (F9).
+
+An exception of the rules becomes ``RuleFailure``; the object is unusable after it. The caller loads a new one, and goes
+on in single steps to find the record (which stops the partition) or the timer (which parks its agent) (G4).
+"""
+
+import hashlib
+import heapq
+import sys
+from itertools import islice
+from typing import Final, Literal, NamedTuple
+
+from streams import DEAD_LETTERS, DECISIONS, DISPATCHES, TEXTS, codec
+from streams.codec import Headers, Output, Record
+from streams.rules import events, limits
+from streams.rules.agent.decide import decide
+from streams.rules.agent.state import TIMER_RANK, Agent, Deadline, RowRef
+from streams.rules.agent.step import RunnerOutput, Step, Via
+from streams.rules.messages import (
+    AgentCommand,
+    Configure,
+    Continue,
+    Control,
+    Invalid,
+    Park,
+    Status,
+    Stop,
+    Text,
+    Timer,
+    TimerKind,
+    Trigger,
+)
+from streams.rules.order import SECOND, format_instant
+
+_TIMERS_STALE_MAX: Final = 20_000
+"""How many timers that no longer hold may lie in the heap beside as many as hold, before it is built anew."""
+
+
+class Changes(NamedTuple):
+    """Everything since the last time: one transaction."""
+
+    outputs: list[Output]
+    rows: dict[bytes, bytes | None]
+    """Changelog rows, None to delete; the position row is among them."""
+
+
+class RuleFailure(Exception):
+    """The rules failed on a record, or on a timer or left-over work of an agent: a bug, not an outage."""
+
+    def __init__(self, record: Record | None, agent_id: str | None, error: BaseException) -> None:
+        where = f"{record.topic}/{record.partition}@{record.offset}" if record else f"a timer of agent {agent_id!r}"
+        super().__init__(f"the rules failed on {where}: {type(error).__name__}: {error}")
+        self.record = record
+        self.agent_id = agent_id
+
+
+class RowsMissing(Exception):
+    """Decisions were written by this partition, but its rows are gone: it can't know what is running."""
+
+
+class Partition:
+    """The state of one partition of every topic, and its single decider."""
+
+    def __init__(self, number: int, partitions: int, defaults: limits.Defaults) -> None:
+        self.number = number
+        self.partitions = partitions
+        self.defaults = defaults
+        self.agents: dict[str, Agent] = {}
+        self.positions: dict[str, int] = {}
+        """Next offset by input topic; absent: none is stored."""
+        self.at = 0
+        self.heartbeats = 0
+        self.remembered = 0
+        """Number of remembered ids of all agents."""
+        self._raw: dict[bytes, bytes] = {}
+        self._texts: dict[tuple[str, str], bytes] = {}
+        self._timers: list[tuple[int, int, str, str, TimerKind]] = []
+        self._timers_max = _TIMERS_STALE_MAX
+        self._forget_at: dict[str, int] = {}
+        self._parked: dict[str, list[Deadline]] = {}
+        self._unfinished: dict[str, None] = {}
+        self._outputs: list[Output] = []
+        self._changed_agents: dict[str, Agent] = {}
+        self._changed_texts: dict[tuple[str, str], bytes | None] = {}
+        self._moved = False
+
+    # Restoring
+
+    def load(self, key: bytes, value: bytes | None) -> None:
+        """One changelog record, in order."""
+        if value is None:
+            self._raw.pop(key, None)
+        else:
+            self._raw[key] = value
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing was ever stored."""
+        return not self._raw and not self.positions
+
+    def loaded(self, now: int, decisions_exist: bool) -> None:
+        """All rows are there: build the indexes. Heartbeats count as missed only from ``now`` on.
+
+        RowsMissing if there are decisions but no rows.
+        """
+        if decisions_exist and not self._raw:
+            raise RowsMissing(
+                f"partition {self.number}: decisions exist, but its rows in the changelog are gone; nothing was decided. "
+                "Restore a backup of the changelog topic that was taken together with the decisions."
+            )
+        for key, value in self._raw.items():
+            self._load_row(codec.read_key(key), value)
+        self._raw.clear()
+        for agent in self.agents.values():
+            agent.loaded(now)
+            self.remembered += len(agent.remembered)
+            if agent.row.todo is not None:
+                self._unfinished[agent.agent_id] = None
+        self._rebuild_timers()
+
+    def _load_row(self, key: codec.Key, value: bytes) -> None:
+        match key:
+            case ("partition",):
+                row = codec.read_partition(value)
+                self.at, self.positions, self.heartbeats = row.at, dict(row.positions), row.heartbeats
+            case ("agent", agent_id):
+                self._agent(agent_id).row = codec.read_agent(value)
+            case ("trigger", agent_id, _):
+                self._agent(agent_id).load_trigger(codec.read_trigger(value))
+            case ("text", agent_id, trigger_id):
+                self._texts[agent_id, trigger_id] = value
+            case ("conversation", agent_id, conversation_id):
+                self._agent(agent_id).conversations[conversation_id] = codec.read_conversation(value)
+            case ("remembered", agent_id, "trigger" | "stop" | "control" as kind, id):
+                self._agent(agent_id).remembered[kind, id] = codec.read_remembered(value)
+            case _:
+                raise ValueError(f"partition {self.number}: the changelog holds a row of an unknown kind: {key}")
+
+    def _agent(self, agent_id: str) -> Agent:
+        agent = self.agents.get(agent_id)
+        if agent is None:
+            agent = self.agents[agent_id] = Agent(agent_id)
+        return agent
+
+    def start_at(self, topic: str, offset: int) -> None:
+        """Where to begin with a topic that has no stored position."""
+        assert topic not in self.positions
+        self.positions[topic] = offset
+        self._moved = True
+
+    # Handling
+
+    def handle(self, record: Record, now: int) -> None:
+        """Handle one input record; one that was handled before is skipped. RuleFailure if the rules fail."""
+        if record.offset < self.positions.get(record.topic, 0):
+            return
+        self._work_off(now)
+        try:
+            self._handle(record, now)
+        except Exception as error:
+            raise RuleFailure(record, None, error) from error
+        self.positions[record.topic] = record.offset + 1
+        self._moved = True
+
+    def _handle(self, record: Record, now: int) -> None:
+        match codec.read(record, self.partitions):
+            case codec.Command(agent_id, command, via):
+                cause = events.RecordCause(topic=record.topic, partition=record.partition, offset=record.offset)
+                self._decide(self._agent(agent_id), command, cause, via, now)
+            case codec.Rekeyed(output):
+                self._outputs.append(output)
+            case codec.DeadLetter(reason):
+                self._outputs.append(dead_letter(record, reason, now))
+
+    def next_deadline(self) -> int | None:
+        """When ``fire_timers`` is next of use (microseconds); None: never, by what is known."""
+        if self._unfinished or self.remembered > limits.REMEMBERED_IDS_MAX:
+            return 0
+        return self._timers[0][0] if self._timers else None
+
+    def fire_timers(self, now: int, limit: int) -> int:
+        """Do what is left over, and fire up to ``limit`` timers that are due: leases, grace, retries, then the rest.
+
+        Returns how many fired. RuleFailure names the agent.
+        """
+        self._work_off(now)
+        due: list[tuple[Agent, Deadline]] = []
+        while self._timers and self._timers[0][0] <= now:
+            at, rank, trigger_id, agent_id, kind = heapq.heappop(self._timers)
+            due.append((self.agents[agent_id], Deadline(at, rank, trigger_id, kind)))
+        due.sort(key=lambda item: (item[1].rank, item[1].at, item[1].trigger_id.encode(), item[0].agent_id.encode()))
+        fired = 0
+        for index, (agent, deadline) in enumerate(due):
+            if fired == limit:
+                for later, left in due[index:]:
+                    self._push_timer(later.agent_id, left)
+                break
+            fired += self._fire(agent, deadline, now)
+        if self.remembered > limits.REMEMBERED_IDS_MAX and fired < limit:
+            fired += self._forget_early(now)
+        return fired
+
+    def park(self, agent_id: str, error: str, now: int) -> None:
+        """The rules fail on this agent's timers: it dispatches nothing until it is configured."""
+        agent = self._agent(agent_id)
+        self._unfinished.pop(agent_id, None)
+        cause = events.ContinueCause(**{"continue": agent.row.todo_since or agent.row.seq})
+        self._decide(agent, Park(error=error), cause, "internal", now)
+
+    def clock_behind(self, now: int) -> int:
+        """How far the last decision's time is ahead of the clock (microseconds); not negative."""
+        return max(0, self.at - now)
+
+    def take_changes(self) -> Changes | None:
+        """What is to be written; None if there is nothing."""
+        if not (self._moved or self._outputs or self._changed_agents or self._changed_texts):
+            return None
+        rows: dict[bytes, bytes | None] = {}
+        for agent in self._changed_agents.values():
+            for ref in agent.changed:
+                rows[codec.write_key(_row_key(agent.agent_id, ref))] = _row_value(agent, ref)
+            agent.changed.clear()
+        for (agent_id, trigger_id), value in self._changed_texts.items():
+            rows[codec.write_key(("text", agent_id, trigger_id))] = value
+        position = codec.PartitionRow(self.at, self.positions, self.heartbeats)
+        rows[codec.write_key(codec.PARTITION_KEY)] = codec.write_partition(position)
+        changes = Changes(self._outputs, rows)
+        self._outputs = []
+        self._changed_agents = {}
+        self._changed_texts = {}
+        self._moved = False
+        return changes
+
+    # Deciding
+
+    def _decide(self, agent: Agent, command: AgentCommand, cause: events.Cause, via: Via, now: int) -> Step:
+        at = max(now, self.at)
+        if self._uses_default_limit(agent, command):
+            command = command.model_copy(update={"default_limit": self.defaults.parallelism_limit})
+        remembered = len(agent.remembered)
+        step = decide(agent, command, at, via, self.defaults)
+        self.remembered += len(agent.remembered) - remembered
+        self._changed_agents[agent.agent_id] = agent
+        if step.sign_of_life:
+            self.heartbeats += 1
+        if step.has_decision:
+            self.at = at
+            self._write(agent, step, cause, via)
+        if agent.row.todo is not None:
+            self._unfinished[agent.agent_id] = None
+        else:
+            self._unfinished.pop(agent.agent_id, None)
+        self._schedule(agent)
+        return step
+
+    @staticmethod
+    def _uses_default_limit(agent: Agent, command: AgentCommand) -> bool:
+        """The log must hold every input of a decision that the agent's own events don't give."""
+        if isinstance(command, Configure):
+            asks = "parallelism_limit" in command.model_fields_set and command.parallelism_limit is None
+            return asks or not agent.row.created
+        return isinstance(command, Trigger) and not agent.row.created
+
+    def _write(self, agent: Agent, step: Step, cause: events.Cause, via: Via) -> None:
+        command = step.command
+        if step.repeats is not None:
+            command = command.model_copy(update={"repeats": step.repeats})
+        command_id = command.id if isinstance(command, Trigger | Stop | Control | Invalid) else None
+        decision = events.Decision(
+            agent_id=agent.agent_id,
+            seq=step.seq,
+            at=step.at,
+            via=via,
+            cause=cause,
+            command=command,
+            command_id=command_id,
+            settles=() if command_id is None else (command_id,),
+            events=tuple(step.emitted),
+            refusal=step.refusal,
+            ignored=step.ignored,
+            policy=limits.POLICY,
+            prev=agent.row.prev,
+        )
+        value = events.write_decision(decision)
+        agent.row.prev = hashlib.sha256(value).hexdigest()
+        key = agent.agent_id.encode()
+        headers: Headers = ()
+        if command_id is not None:
+            encoded = command_id.encode()
+            headers = (("command_id", encoded), ("settles", encoded))
+        self._outputs.append(Output(DECISIONS.name, key, value, headers))
+        self._write_texts(agent, step, key)
+        for output in step.outputs:
+            self._outputs.append(Output(DISPATCHES.name, key, self._for_runner(agent, output)))
+        for ref in agent.changed:
+            if ref.kind == "trigger" and ref.id not in agent.triggers:
+                text_key = agent.agent_id, ref.id
+                if self._texts.pop(text_key, None) is not None:
+                    self._changed_texts[text_key] = None
+
+    def _for_runner(self, agent: Agent, output: RunnerOutput) -> bytes:
+        value = output.__pydantic_serializer__.to_json(output, exclude_unset=True)
+        if isinstance(output, events.Dispatch):
+            return codec.with_texts(value, self._texts.get((agent.agent_id, output.trigger_id)))
+        return value
+
+    def _write_texts(self, agent: Agent, step: Step, key: bytes) -> None:
+        command = step.command
+        if isinstance(command, Trigger):
+            if command.id not in agent.triggers or not step.emitted:
+                return
+            texts = codec.write_texts(command)
+            if texts is not None:
+                text_key = agent.agent_id, command.id
+                self._texts[text_key] = self._changed_texts[text_key] = texts
+            if command.message is not None:
+                self._outputs.append(_text_output(key, agent.agent_id, command.id, None, "message", command.message))
+        elif isinstance(command, Status) and step.emitted:
+            ended = step.emitted[0]
+            if isinstance(ended, events.Finished | events.AttemptFailed | events.TriggerPaused | events.Stopped):
+                about = key, agent.agent_id, ended.trigger_id, ended.execution_id
+                if command.error is not None:
+                    self._outputs.append(_text_output(*about, "error", command.error))
+                if command.result is not None:
+                    self._outputs.append(_text_output(*about, "result", command.result))
+
+    # Left-over work and timers
+
+    def _work_off(self, now: int) -> None:
+        """What an earlier step noted comes before anything else (F1)."""
+        while self._unfinished:
+            agent_id = next(iter(self._unfinished))
+            agent = self.agents[agent_id]
+            cause = events.ContinueCause(**{"continue": agent.row.todo_since or agent.row.seq})
+            try:
+                self._decide(agent, Continue(), cause, "internal", now)
+            except Exception as error:
+                raise RuleFailure(None, agent_id, error) from error
+
+    def _fire(self, agent: Agent, deadline: Deadline, now: int) -> int:
+        if deadline.kind == "forget":
+            if self._forget_at.get(agent.agent_id) != deadline.at:
+                return 0
+            del self._forget_at[agent.agent_id]
+        if not agent.is_due(deadline):
+            self._schedule(agent)
+            return 0
+        if agent.row.parked is not None:
+            self._parked.setdefault(agent.agent_id, []).append(deadline)
+            return 0
+        row = agent.triggers.get(deadline.trigger_id)
+        lease = row if deadline.kind == "lease" else None
+        timer = Timer(
+            kind=deadline.kind,
+            id=deadline.trigger_id,
+            deadline=deadline.at,
+            execution_id=lease.execution_id if lease else None,
+            last_seen_at=lease.last_seen_at if lease else None,
+        )
+        self._decide_timer(agent, timer, now)
+        return 1
+
+    def _decide_timer(self, agent: Agent, timer: Timer, now: int) -> None:
+        cause = events.TimerCause(timer=events.TimerRef(kind=timer.kind, id=timer.id, deadline=timer.deadline))
+        try:
+            self._decide(agent, timer, cause, "timer", now)
+            self._work_off(now)
+        except RuleFailure:
+            raise
+        except Exception as error:
+            raise RuleFailure(None, agent.agent_id, error) from error
+
+    def _forget_early(self, now: int) -> int:
+        """Too many ids are remembered: the agent with the oldest forgets some before their time (F8)."""
+        agent = min(
+            (agent for agent in self.agents.values() if agent.remembered),
+            key=lambda agent: (next(iter(agent.remembered.values())).at, agent.agent_id),
+        )
+        oldest = list(islice(agent.remembered.values(), limits.STEP_CHANGES_MAX))
+        deadline = oldest[-1].at + limits.REMEMBERED_SECONDS * SECOND
+        self._decide_timer(agent, Timer(kind="forget", id="", deadline=deadline), now)
+        return 1
+
+    def _schedule(self, agent: Agent) -> None:
+        """Take the deadlines that came up with the agent's last change."""
+        for deadline in agent.deadlines:
+            self._push_timer(agent.agent_id, deadline)
+        agent.deadlines.clear()
+        if agent.row.parked is None and agent.agent_id in self._parked:
+            for deadline in self._parked.pop(agent.agent_id):
+                self._push_timer(agent.agent_id, deadline)
+        forget_at = agent.next_forget_at()
+        if forget_at is not None and self._forget_at.get(agent.agent_id) != forget_at:
+            self._forget_at[agent.agent_id] = forget_at
+            self._push_timer(agent.agent_id, Deadline(forget_at, TIMER_RANK["forget"], "", "forget"))
+        if len(self._timers) > self._timers_max:
+            self._rebuild_timers()
+
+    def _push_timer(self, agent_id: str, deadline: Deadline) -> None:
+        heapq.heappush(self._timers, (deadline.at, deadline.rank, deadline.trigger_id, agent_id, deadline.kind))
+
+    def _rebuild_timers(self) -> None:
+        """Drop the timers that no longer hold: a timer is never taken back when its trigger moves on."""
+        self._timers.clear()
+        self._forget_at.clear()
+        self._timers_max = sys.maxsize
+        for agent in self.agents.values():
+            agent.schedule_all(self.at)
+            self._schedule(agent)
+        self._timers_max = 2 * len(self._timers) + _TIMERS_STALE_MAX
+
+
+def dead_letter(record: Record, reason: str, now: int) -> Output:
+    """The record as it came, with where it was and why it was not handled."""
+    headers: list[tuple[str, bytes]] = [
+        ("reason", reason.encode("utf-8", "backslashreplace")),
+        ("topic", record.topic.encode()),
+        ("partition", str(record.partition).encode()),
+        ("offset", str(record.offset).encode()),
+        ("at", format_instant(now).encode()),
+    ]
+    return Output(DEAD_LETTERS.name, record.key, record.value, tuple(headers))
+
+
+def _row_key(agent_id: str, ref: RowRef) -> codec.Key:
+    match ref.kind:
+        case "agent":
+            return ("agent", agent_id)
+        case "remembered":
+            assert ref.remembered is not None
+            return ("remembered", agent_id, ref.remembered, ref.id)
+        case "trigger" | "conversation":
+            return (ref.kind, agent_id, ref.id)
+
+
+def _row_value(agent: Agent, ref: RowRef) -> bytes | None:
+    match ref.kind:
+        case "agent":
+            return codec.write_agent(agent.row)
+        case "trigger":
+            trigger = agent.triggers.get(ref.id)
+            return None if trigger is None else codec.write_trigger(trigger)
+        case "conversation":
+            conversation = agent.conversations.get(ref.id)
+            return None if conversation is None else codec.write_conversation(conversation)
+        case "remembered":
+            assert ref.remembered is not None
+            remembered = agent.remembered.get((ref.remembered, ref.id))
+            return None if remembered is None else codec.write_remembered(remembered)
+
+
+def _text_output(
+    key: bytes,
+    agent_id: str,
+    trigger_id: str,
+    execution_id: str | None,
+    kind: Literal["message", "error", "result"],
+    text: Text,
+) -> Output:
+    assert text.json is not None
+    value, truncated = text.json, False
+    if kind != "message" and text.bytes > limits.OUTCOME_BYTES_MAX:
+        value, truncated = text.cut(limits.OUTCOME_BYTES_MAX), True
+    record = events.TextRecord(
+        agent_id=agent_id, trigger_id=trigger_id, execution_id=execution_id, kind=kind, truncated=truncated
+    )
+    head = record.__pydantic_serializer__.to_json(record, exclude_unset=True)
+    return Output(TEXTS.name, key, head[:-1] + b',"text":' + value + b"}")

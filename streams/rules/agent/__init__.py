@@ -1,0 +1,1 @@
+"""The agent's decider: its limit, its queue, and the life of its attempts."""

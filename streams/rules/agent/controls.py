@@ -1,0 +1,230 @@
+"""Stops and controls: what people ask of an agent, a conversation or one trigger (A1, A6, E1, F4, F7)."""
+
+from itertools import islice
+from typing import Final
+
+from streams.rules import events, limits
+from streams.rules.agent.rows import TriggerRow
+from streams.rules.agent.step import ON_BUSY, Step, execution_id_of, expired, refuse, repeats
+from streams.rules.messages import (
+    Approve,
+    Archive,
+    Configure,
+    Pause,
+    Reschedule,
+    Resume,
+    ResumeTrigger,
+    Stop,
+    content_sha256,
+)
+from streams.rules.order import SECOND
+
+
+def stop(step: Step, command: Stop) -> None:
+    agent = step.agent
+    if expired(step, command.decide_before) or repeats(step, "stop", command.id, content_sha256(command)):
+        return
+    if agent.row.archived:
+        step.refusal = refuse(agent, "agent_archived")
+    elif command.trigger_id is not None:
+        _stop_trigger(step, command.trigger_id, command.requested_by)
+    else:
+        assert command.conversation_id is not None
+        _stop_conversation(step, command.conversation_id, command.requested_by)
+
+
+def _stop_trigger(step: Step, trigger_id: str, requested_by: str | None) -> None:
+    agent = step.agent
+    row = agent.triggers.get(trigger_id)
+    if row is not None and row.grace_until is not None:
+        step.ignored = events.Ignored(reason="already_stopping", state="running")
+    elif row is not None and row.state == "running":
+        _request_stop(step, row, requested_by, "stopped by request")
+    elif row is not None:
+        step.emit(events.Stopped(trigger_id=trigger_id, reason="stop"))
+    else:
+        _not_live(step, trigger_id)
+
+
+def _not_live(step: Step, trigger_id: str) -> None:
+    remembered = step.agent.remembered.get(("trigger", trigger_id))
+    if remembered is None or remembered.state == "refused" or remembered.state == "done":
+        step.refusal = refuse(step.agent, "trigger_unknown")
+    else:
+        step.ignored = events.Ignored(reason="already_final", first_seq=remembered.seq, state=remembered.state)
+
+
+def _request_stop(step: Step, row: TriggerRow, requested_by: str | None, reason: str) -> None:
+    step.emit(
+        events.StopRequested(
+            trigger_id=row.trigger_id,
+            execution_id=execution_id_of(row),
+            grace_until=step.at + limits.STOP_GRACE_SECONDS * SECOND,
+            requested_by=requested_by,
+        )
+    )
+    step.outputs.append(
+        events.StopRequest(
+            execution_id=execution_id_of(row), agent_id=step.agent.agent_id, trigger_id=row.trigger_id, reason=reason
+        )
+    )
+
+
+def _stop_conversation(step: Step, conversation_id: str, requested_by: str | None) -> None:
+    """Its running attempt is told; its waiting and paused triggers go, a bounded number in each step (F7, F1)."""
+    agent = step.agent
+    if conversation_id not in agent.lines:
+        known = conversation_id in agent.conversations
+        if known:
+            step.ignored = events.Ignored(reason="already_final")
+        else:
+            step.refusal = refuse(agent, "trigger_unknown")
+        return
+    head = agent.head(conversation_id)
+    if head is not None and head.state == "running":
+        if head.grace_until is None and step.may_change():
+            _request_stop(step, head, requested_by, "conversation stopped by request")
+        elif len(agent.lines[conversation_id]) == 1:
+            step.ignored = events.Ignored(reason="already_stopping", state="running")
+            return
+    stop_waiting(step, conversation_id)
+    if step.more:
+        step.emit(events.StopNoted(conversation_id=conversation_id))
+
+
+def stop_waiting(step: Step, conversation_id: str) -> None:
+    """Stop the conversation's waiting and paused triggers, as many as the step still may."""
+    agent = step.agent
+    ids = list(islice(agent.live_triggers(conversation_id), limits.STEP_CHANGES_MAX + 2))
+    for trigger_id in ids:
+        if agent.triggers[trigger_id].state == "running":
+            continue
+        if not step.may_change():
+            return
+        step.emit(events.Stopped(trigger_id=trigger_id, reason="conversation_stop"))
+
+
+def stop_all(step: Step) -> None:
+    """Work off an archiving: the waiting ones go, then the paused ones; the running ones are told."""
+    agent = step.agent
+    for key in list(islice(agent.waiting, limits.STEP_CHANGES_MAX + 1)):
+        if not step.may_change():
+            return
+        step.emit(events.Stopped(trigger_id=key.id.decode(), reason="archive"))
+    rest = [row for row in agent.triggers.values() if row.grace_until is None]
+    for row in rest[: limits.STEP_CHANGES_MAX + 1]:
+        if not step.may_change():
+            return
+        if row.state == "running":
+            _request_stop(step, row, None, "agent archived")
+        else:
+            step.emit(events.Stopped(trigger_id=row.trigger_id, reason="archive"))
+
+
+def control(
+    step: Step,
+    command: Configure | Pause | Resume | Archive | Approve | Reschedule | ResumeTrigger,
+    defaults: limits.Defaults,
+) -> None:
+    agent, row = step.agent, step.agent.row
+    if expired(step, command.decide_before) or repeats(step, "control", command.id, content_sha256(command)):
+        return
+    if isinstance(command, Configure):
+        _configure(step, command, defaults)
+    elif not row.created:
+        step.refusal = refuse(agent, "agent_not_found")
+    elif row.archived:
+        step.refusal = refuse(agent, "agent_archived")
+    elif isinstance(command, Pause):
+        _flip(step, events.AgentPaused(), row.paused)
+    elif isinstance(command, Resume):
+        _flip(step, events.AgentResumed(), not row.paused)
+    elif isinstance(command, Archive):
+        step.emit(events.Archived())
+        stop_all(step)
+        if step.more:
+            step.emit(events.StopNoted())
+    else:
+        _control_trigger(step, command)
+
+
+def _flip(step: Step, event: events.AgentPaused | events.AgentResumed, already: bool) -> None:
+    if already:
+        step.ignored = events.Ignored(reason="unchanged")
+    else:
+        step.emit(event)
+
+
+def _control_trigger(step: Step, command: Approve | Reschedule | ResumeTrigger) -> None:
+    agent = step.agent
+    row = agent.triggers.get(command.trigger_id)
+    if isinstance(command, Approve):
+        step.refusal = refuse(agent, "not_supported_yet", reason="approval")
+    elif row is None:
+        _not_live(step, command.trigger_id)
+    elif isinstance(command, Reschedule):
+        if row.state != "waiting":
+            step.ignored = events.Ignored(reason="not_waiting", state=row.state)
+        else:
+            bound = step.at - limits.ORDER_WINDOW_SECONDS * SECOND
+            step.emit(events.Rescheduled(trigger_id=row.trigger_id, available_at=max(command.available_at, bound)))
+    elif command.on_busy not in ON_BUSY:
+        step.refusal = refuse(agent, "agent_on_busy_invalid", reason=f"on_busy {command.on_busy!r}")
+    elif row.state != "paused":
+        step.ignored = events.Ignored(reason="not_paused", state=row.state)
+    elif command.on_busy not in (None, "", "queue"):
+        step.refusal = refuse(agent, "not_supported_yet", reason=f"on_busy {command.on_busy}")
+    else:
+        step.emit(events.TriggerResumed(trigger_id=row.trigger_id, available_at=step.at))
+
+
+SETTINGS: Final = (
+    "parallelism_limit",
+    "agent_type",
+    "serial",
+    "default_environment_id",
+    "default_folder",
+    "max_backlog_depth",
+    "run_budget",
+    "default_timeout_seconds",
+    "owner",
+    "display_name",
+)
+
+
+def _configure(step: Step, command: Configure, defaults: limits.Defaults) -> None:
+    agent, row = step.agent, step.agent.row
+    if command.serial or command.agent_type == "acp" or command.default_environment_id or command.default_folder:
+        step.refusal = refuse(agent, "not_supported_yet", reason="serial agents")
+        return
+    if command.run_budget is not None:
+        step.refusal = refuse(agent, "not_supported_yet", reason="run_budget")
+        return
+    was_held_back = row.archived or row.parked is not None
+    created = not row.created
+    if created:
+        step.emit(
+            events.AgentCreated(
+                parallelism_limit=defaults.parallelism_limit, max_backlog_depth=limits.BACKLOG_DEPTH_DEFAULT
+            )
+        )
+    back_to = {
+        "parallelism_limit": defaults.parallelism_limit,
+        "max_backlog_depth": limits.BACKLOG_DEPTH_DEFAULT,
+        "serial": False,
+    }
+    changed: dict[str, object] = {}
+    for name in SETTINGS:
+        if name in command.model_fields_set:
+            value = getattr(command, name)
+            value = back_to.get(name) if value is None else value
+            if value != getattr(row, name):
+                changed[name] = value
+    if changed:
+        step.emit(events.Configured(**changed))  # type: ignore[arg-type]
+    if row.archived:
+        step.emit(events.Revived())
+    if row.parked is not None:
+        step.emit(events.Unparked())
+    if not (changed or created or was_held_back):
+        step.ignored = events.Ignored(reason="unchanged")

@@ -1,0 +1,359 @@
+"""What an agent's decider does with each command: one function per command, then one match.
+
+A decision is a sequence of events, each applied as it is emitted (``evolve``), so that what follows sees it. After every
+command the agent is pumped: places are given, then slots, the oldest first, until there is no room or nobody who may
+start. One step makes at most ``STEP_CHANGES_MAX`` changes; what is left is noted and done by Continue steps, which come
+before anything else.
+
+A refusal is a value with a code. An exception here is a bug: the partition stops at the record (G4).
+"""
+
+from itertools import islice
+from typing import Literal, assert_never
+
+from streams.rules import events, limits
+from streams.rules.agent.controls import control, stop, stop_all, stop_waiting
+from streams.rules.agent.evolve import seen, settle
+from streams.rules.agent.rows import TriggerRow
+from streams.rules.agent.state import Agent
+from streams.rules.agent.step import (
+    ON_BUSY,
+    Step,
+    Via,
+    execution_id_of,
+    execution_prefix,
+    expired,
+    pump,
+    refuse,
+    repeats,
+)
+from streams.rules.backoff import backoff_microseconds
+from streams.rules.messages import (
+    AgentCommand,
+    Approve,
+    Archive,
+    Configure,
+    Continue,
+    Invalid,
+    Park,
+    Pause,
+    Reschedule,
+    Resume,
+    ResumeTrigger,
+    Status,
+    Stop,
+    Timer,
+    Trigger,
+)
+from streams.rules.order import SECOND, first_availability, order_key
+
+
+def decide(agent: Agent, command: AgentCommand, at: int, via: Via, defaults: limits.Defaults) -> Step:
+    """Handle one command at instant ``at``; the agent's state is changed by the events of the step that is returned."""
+    step = Step(agent, at, command, agent.row.seq + 1)
+    match command:
+        case Trigger():
+            _trigger(step, command, via, defaults)
+        case Status():
+            _status(step, command)
+        case Timer():
+            _timer(step, command)
+        case Continue():
+            _continue(step)
+        case Stop():
+            stop(step, command)
+        case Configure() | Pause() | Resume() | Archive() | Approve() | Reschedule() | ResumeTrigger():
+            control(step, command, defaults)
+        case Invalid():
+            step.refusal = refuse(agent, "invalid_record", reason=command.reason)
+        case Park():
+            step.emit(events.Parked(error=command.error))
+        case _:
+            assert_never(command)
+    if step.emitted or isinstance(command, Continue | Timer):
+        pump(step)
+    if step.has_decision:
+        settle(agent, command, step.seq, at, step.refusal, step.ignored)
+    _note_todo(step)
+    return step
+
+
+def _note_todo(step: Step) -> None:
+    row = step.agent.row
+    if step.more:
+        row.todo = row.todo or "pump"
+        row.todo_since = row.todo_since or step.seq
+    elif row.todo is not None:
+        row.todo = row.todo_conversation_id = row.todo_since = None
+
+
+# Triggers
+
+
+def _unsupported(command: Trigger) -> str | None:
+    """What the trigger asks for that this version doesn't decide yet: it must not run without it."""
+    if command.needs_site or command.folder is not None:
+        return "a site's workers and folders"
+    if command.interactive and command.on_busy != "queue":
+        return f"on_busy {command.on_busy or 'ask'}"
+    if command.depends_on:
+        return "depends_on"
+    if command.approval_required:
+        return "approval_required"
+    return None
+
+
+def _trigger(step: Step, command: Trigger, via: Via, defaults: limits.Defaults) -> None:
+    agent = step.agent
+    assert command.content_sha256 is not None
+    if command.on_busy not in ON_BUSY:
+        step.refusal = refuse(agent, "agent_on_busy_invalid", reason=f"on_busy {command.on_busy!r}")
+    elif expired(step, command.decide_before) or repeats(step, "trigger", command.id, command.content_sha256):
+        pass
+    elif not agent.row.created and via == "http":
+        step.refusal = refuse(agent, "agent_not_found")
+    elif agent.row.archived:
+        step.refusal = refuse(agent, "agent_archived")
+    elif (unsupported := _unsupported(command)) is not None:
+        step.refusal = refuse(agent, "not_supported_yet", reason=unsupported)
+    else:
+        _accept(step, command, defaults)
+
+
+def _accept(step: Step, command: Trigger, defaults: limits.Defaults) -> None:
+    agent, at = step.agent, step.at
+    created_at, available_at = first_availability(command.created_at, command.available_at, at)
+    key = (available_at, created_at, command.id)
+    head = agent.head(command.conversation_id)
+    answers = head is not None and head.state == "paused" and bool(command.interactive) and available_at <= at
+    reason = _why_wait(agent, command, available_at, at, answers, defaults)
+    if reason is not None and not answers:
+        size = command.payload.bytes if command.payload else 0
+        full = len(agent.waiting) >= _backlog_depth(agent)
+        if full or agent.payload_bytes + size > limits.BACKLOG_BYTES_MAX:
+            bound = "max_backlog_depth" if full else "backlog_bytes_max"
+            step.refusal = refuse(agent, "agent_backlog_full", reason=bound, key=key)
+            return
+    if not agent.row.created:
+        step.emit(
+            events.AgentCreated(
+                parallelism_limit=defaults.parallelism_limit, max_backlog_depth=limits.BACKLOG_DEPTH_DEFAULT
+            )
+        )
+    if answers:
+        assert head is not None
+        step.emit(events.Replied(trigger_id=head.trigger_id, by=command.id))
+    timeout = command.timeout_seconds or agent.row.default_timeout_seconds or limits.TIMEOUT_SECONDS_DEFAULT
+    step.emit(
+        events.Accepted(
+            trigger_id=command.id,
+            created_at=created_at,
+            available_at=available_at,
+            timeout_seconds=timeout,
+            max_attempts=command.max_attempts or limits.ATTEMPTS_DEFAULT,
+            position=0 if reason is None else agent.position(order_key(*key)),
+            reason=reason,
+        )
+    )
+    if command.expires_at is not None and command.expires_at <= at:
+        step.emit(events.Expired(trigger_id=command.id))
+
+
+def _backlog_depth(agent: Agent) -> int:
+    return agent.row.max_backlog_depth if agent.row.created else limits.BACKLOG_DEPTH_DEFAULT
+
+
+def _why_wait(
+    agent: Agent, command: Trigger, available_at: int, at: int, answers: bool, defaults: limits.Defaults
+) -> events.WaitReason | None:
+    """Why the trigger can't start in the very step that accepts it; None: it can."""
+    line = agent.lines.get(command.conversation_id)
+    behind = len(line.placed) - answers if line else 0
+    if agent.row.paused:
+        return "agent_paused"
+    if agent.row.parked is not None:
+        return "agent_parked"
+    if behind:
+        return "conversation_busy"
+    if available_at > at:
+        return "not_yet_available"
+    limit = agent.limit if agent.row.created else _as_count(defaults.parallelism_limit)
+    if limit is not None and agent.running >= limit:
+        return "agent_parallelism_limit_reached"
+    return None
+
+
+def _as_count(limit: int | Literal["unlimited"]) -> int | None:
+    return None if limit == "unlimited" else limit
+
+
+# Statuses
+
+
+def _status(step: Step, command: Status) -> None:
+    row = _current_attempt(step, command)
+    if row is None:
+        return
+    match command.status:
+        case "running" | "heartbeat":
+            seen(step.agent, row, step.at)
+            step.sign_of_life = True
+        case "finished":
+            step.emit(events.Finished(trigger_id=row.trigger_id, execution_id=execution_id_of(row)))
+        case "paused" | "failed" | "stopped" if row.grace_until is not None:
+            reason: Literal["failed", "paused", "runner"] = "runner" if command.status == "stopped" else command.status
+            _stopped(step, row, reason)
+        case "stopped":
+            _stopped(step, row, "runner")
+        case "paused":
+            step.emit(events.TriggerPaused(trigger_id=row.trigger_id, execution_id=execution_id_of(row)))
+        case "failed":
+            _attempt_failed(step, row, command)
+        case _:
+            assert_never(command.status)
+
+
+def _stopped(step: Step, row: TriggerRow, reason: Literal["failed", "paused", "runner", "grace", "lease"]) -> None:
+    step.emit(events.Stopped(trigger_id=row.trigger_id, execution_id=execution_id_of(row), reason=reason))
+
+
+def _current_attempt(step: Step, command: Status) -> TriggerRow | None:
+    """The running attempt that the status means, or None with the reason why it means none (F3)."""
+    agent = step.agent
+    if command.execution_id is not None:
+        trigger_id = agent.executions.get(command.execution_id)
+        if trigger_id is not None:
+            return agent.triggers[trigger_id]
+        step.ignored = _no_attempt(agent, command, command.execution_id)
+        return None
+    head = agent.head(command.conversation_id)
+    assert command.at is not None
+    if head is None:
+        known = command.conversation_id in agent.conversations
+        step.ignored = events.Ignored(reason="after_final" if known else "unknown")
+    elif head.state != "running" or head.dispatched_at is None or head.dispatched_at >= command.at:
+        step.ignored = events.Ignored(reason="stale", state=head.state)
+    else:
+        return head
+    return None
+
+
+def _no_attempt(agent: Agent, command: Status, execution_id: str) -> events.Ignored:
+    prefix, _, rest = execution_id.partition("-")
+    number, _, index = rest.partition("-")
+    if (
+        prefix != execution_prefix(agent.agent_id)
+        or not (number.isascii() and number.isdecimal() and index.isascii() and index.isdecimal())
+        or int(number[:20]) > agent.row.seq
+    ):
+        return events.Ignored(reason="unknown")
+    head = agent.head(command.conversation_id)
+    if head is None:
+        return events.Ignored(reason="after_final")
+    if head.state == "paused" and head.execution_id == execution_id and command.status == "paused":
+        return events.Ignored(reason="duplicate", state="paused")
+    return events.Ignored(reason="stale", state=head.state)
+
+
+def _attempt_failed(step: Step, row: TriggerRow, command: Status) -> None:
+    failures = row.failures + 1
+    final = command.retryable is False or failures >= row.max_attempts
+    step.emit(
+        events.AttemptFailed(
+            trigger_id=row.trigger_id,
+            execution_id=execution_id_of(row),
+            failures=failures,
+            absences=row.absences,
+            retry_at=None if final else step.at + backoff_microseconds(row.trigger_id, row.attempt, failures),
+            final=final,
+            phase=command.phase,
+        )
+    )
+
+
+# Timers and continuations
+
+
+def _timer(step: Step, timer: Timer) -> None:
+    agent = step.agent
+    row = agent.triggers.get(timer.id)
+    match timer.kind:
+        case "lease":
+            assert row is not None and row.execution_id == timer.execution_id
+            _lease_expired(step, row, timer)
+        case "grace":
+            assert row is not None and row.grace_until is not None
+            _revoke(step, row, "stop_grace is over")
+            _stopped(step, row, "grace")
+        case "expiry":
+            assert row is not None and row.state == "waiting"
+            step.emit(events.Expired(trigger_id=row.trigger_id))
+        case "forget":
+            _forget(step, timer.deadline)
+        case "retry" | "available":
+            pass  # the pump sees who has become available
+        case _:
+            assert_never(timer.kind)
+
+
+def _revoke(step: Step, row: TriggerRow, reason: str) -> None:
+    step.outputs.append(
+        events.Revocation(
+            execution_id=execution_id_of(row), agent_id=step.agent.agent_id, trigger_id=row.trigger_id, reason=reason
+        )
+    )
+
+
+def _lease_expired(step: Step, row: TriggerRow, timer: Timer) -> None:
+    absent = timer.last_seen_at is None and row.heartbeat_seconds is not None and row.absences < limits.ABSENCES_MAX
+    failures = row.failures + (0 if absent else 1)
+    absences = row.absences + (1 if absent else 0)
+    final: events.FinalState | None = None
+    retry_at = None
+    if row.grace_until is not None:
+        final = "stopped"
+    elif failures >= row.max_attempts:
+        final = "failed"
+    else:
+        retry_at = step.at + backoff_microseconds(row.trigger_id, row.attempt, failures + absences)
+    _revoke(step, row, "lease expired")
+    step.emit(
+        events.LeaseExpired(
+            trigger_id=row.trigger_id,
+            execution_id=execution_id_of(row),
+            last_seen_at=timer.last_seen_at,
+            failures=failures,
+            absences=absences,
+            retry_at=retry_at,
+            final=final,
+        )
+    )
+
+
+def _forget(step: Step, deadline: int) -> None:
+    """Forget what is as old as the timer says; its deadline lies in the future when there is too much to remember."""
+    agent = step.agent
+    early = deadline > step.at
+    ids_before = max(deadline, step.at) - limits.REMEMBERED_SECONDS * SECOND
+    ids = [
+        events.RememberedId(kind=kind, id=id)
+        for (kind, id), remembered in islice(agent.remembered.items(), limits.STEP_CHANGES_MAX)
+        if remembered.at <= ids_before
+    ]
+    conversations_before = step.at - limits.CONVERSATION_SECONDS * SECOND
+    conversations = [
+        id
+        for id, conversation in islice(agent.conversations.items(), limits.STEP_CHANGES_MAX - len(ids))
+        if conversation.at <= conversations_before
+    ]
+    if ids or conversations:
+        step.emit(events.Forgotten(ids=tuple(ids), conversations=tuple(conversations), early=early))
+
+
+def _continue(step: Step) -> None:
+    row = step.agent.row
+    if row.todo == "stop_conversation":
+        assert row.todo_conversation_id is not None
+        stop_waiting(step, row.todo_conversation_id)
+    elif row.todo == "archive":
+        stop_all(step)

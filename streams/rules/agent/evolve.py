@@ -1,0 +1,255 @@
+"""``evolve``: the one way in which an agent's state changes.
+
+It is the same for live traffic, recovery and audits: a decider emits events and each is applied at once, a replay
+applies the events that it reads. It asserts what it relies on: an event that doesn't fit is corruption.
+"""
+
+from typing import Final, Literal, NamedTuple, assert_never
+
+from streams.rules import events, limits
+from streams.rules.agent.rows import AgentRow, RememberedKind, RememberedRow, TriggerRow
+from streams.rules.agent.state import DIGEST_DIGITS, Agent, RowRef
+from streams.rules.messages import Control, Stop, Trigger, content_sha256
+from streams.rules.order import SECOND
+
+
+class Origin(NamedTuple):
+    """The decision that an event belongs to, as far as the state needs it."""
+
+    seq: int
+    at: int
+    command: object
+
+
+def evolve(agent: Agent, event: events.Event, origin: Origin) -> None:
+    """Apply one event. AssertionError or KeyError: the event doesn't fit the state, the log is corrupt."""
+    match event:
+        case events.Dispatched():
+            _dispatched(agent, event, origin)
+        case events.Finished():
+            agent.end(agent.triggers[event.trigger_id], "finished", origin.at)
+        case events.Accepted():
+            _accepted(agent, event, origin)
+        case events.Placed():
+            _placed(agent, agent.triggers[event.trigger_id], event.place, origin)
+        case events.AttemptFailed():
+            _attempt_ended(agent, event, "failed" if event.final else None, origin)
+        case events.LeaseExpired():
+            _attempt_ended(agent, event, event.final, origin)
+        case events.TriggerPaused():
+            _paused(agent, agent.triggers[event.trigger_id], origin)
+        case events.TriggerResumed():
+            agent.wait_again(agent.triggers[event.trigger_id], event.available_at, origin.at)
+        case events.Replied():
+            agent.end(agent.triggers[event.trigger_id], "finished", origin.at)
+        case events.StopRequested():
+            row = agent.triggers[event.trigger_id]
+            assert row.state == "running" and row.grace_until is None
+            row.grace_until = event.grace_until
+            agent.touch(row, origin.at)
+        case events.Stopped():
+            agent.end(agent.triggers[event.trigger_id], "stopped", origin.at)
+        case events.Expired():
+            agent.end(agent.triggers[event.trigger_id], "expired", origin.at)
+        case events.Rescheduled():
+            row = agent.triggers[event.trigger_id]
+            agent.leave_queue(row)
+            row.available_at = event.available_at
+            agent.enter_queue(row)
+            agent.touch(row, origin.at)
+        case events.Forgotten():
+            _forgotten(agent, event)
+        case (
+            events.AgentCreated()
+            | events.Configured()
+            | events.AgentPaused()
+            | events.AgentResumed()
+            | events.Archived()
+            | events.Revived()
+            | events.Parked()
+            | events.Unparked()
+            | events.StopNoted()
+        ):
+            _header(agent.row, event)
+        case (
+            events.Claimed()
+            | events.ClaimGranted()
+            | events.ClaimWaiting()
+            | events.Returned()
+            | events.TriggerDegraded()
+            | events.Approved()
+            | events.DependencyResolved()
+        ):
+            raise AssertionError(f"{event.type} belongs to a policy that this version doesn't know")
+        case _:
+            assert_never(event)
+
+
+def _header(
+    row: AgentRow,
+    event: events.AgentCreated
+    | events.Configured
+    | events.AgentPaused
+    | events.AgentResumed
+    | events.Archived
+    | events.Revived
+    | events.Parked
+    | events.Unparked
+    | events.StopNoted,
+) -> None:
+    match event:
+        case events.AgentCreated():
+            assert not row.created
+            row.created = True
+            row.parallelism_limit = event.parallelism_limit
+            row.max_backlog_depth = event.max_backlog_depth
+        case events.Configured():
+            for name in sorted(event.model_fields_set - {"type", "v"}):
+                setattr(row, name, getattr(event, name))
+        case events.AgentPaused():
+            row.paused = True
+        case events.AgentResumed():
+            row.paused = False
+        case events.Archived():
+            row.archived = True
+        case events.Revived():
+            row.archived = False
+        case events.Parked():
+            row.parked = event.error
+            row.todo = row.todo_conversation_id = row.todo_since = None
+        case events.Unparked():
+            row.parked = None
+        case events.StopNoted():
+            row.todo = "archive" if event.conversation_id is None else "stop_conversation"
+            row.todo_conversation_id = event.conversation_id
+
+
+def _accepted(agent: Agent, event: events.Accepted, origin: Origin) -> None:
+    command = origin.command
+    assert isinstance(command, Trigger) and event.trigger_id not in agent.triggers
+    assert command.content_sha256 is not None
+    row = TriggerRow(
+        trigger_id=command.id,
+        conversation_id=command.conversation_id,
+        kind=command.kind,
+        created_at=event.created_at,
+        available_at=event.available_at,
+        accepted_at=origin.at,
+        accepted_seq=origin.seq,
+        digest=command.content_sha256[:DIGEST_DIGITS],
+        timeout_seconds=event.timeout_seconds,
+        max_attempts=event.max_attempts,
+        interactive=bool(command.interactive),
+        on_busy=command.on_busy,
+        requested_by=command.requested_by,
+        expires_at=command.expires_at,
+        heartbeat_seconds=command.heartbeat_seconds,
+        execution_class=command.execution_class or "standard",
+        parent=(command.parent.agent_id, command.parent.trigger_id) if command.parent else None,
+        restarts=command.restarts,
+        priority=command.priority,
+        site=command.site,
+        worker=bool(command.worker),
+        environment_id=event.environment_id,
+        folder=event.folder,
+        organization_id=command.organization_id,
+        department_id=command.department_id,
+        decide_before=command.decide_before,
+        payload_bytes=command.payload.bytes if command.payload else 0,
+    )
+    agent.triggers[row.trigger_id] = row
+    agent.enter_line(row)
+    agent.enter_queue(row)
+    agent.touch(row, origin.at)
+
+
+def _placed(agent: Agent, row: TriggerRow, place: tuple[int, int], origin: Origin) -> None:
+    assert row.place is None and row.state == "waiting"
+    agent.unplaced.remove(row.key)
+    row.place = place
+    agent.row.places = max(agent.row.places, place[1])
+    agent.enter_line(row)
+    if agent.lines[row.conversation_id].head == row.trigger_id:
+        agent.ready.add(row.key)
+    agent.touch(row, origin.at)
+
+
+def _dispatched(agent: Agent, event: events.Dispatched, origin: Origin) -> None:
+    row = agent.triggers[event.trigger_id]
+    assert row.state == "waiting" and event.attempt == row.attempt + 1
+    agent.leave_queue(row)
+    row.state = "running"
+    row.attempt = event.attempt
+    row.execution_id = event.execution_id
+    row.slot_number = event.slot_number
+    row.forced = event.forced
+    row.dispatched_at = origin.at
+    row.lease_until = event.lease_until
+    agent.take_slot(event.slot_number)
+    agent.enter_slot(row)
+    agent.touch(row, origin.at)
+
+
+def _paused(agent: Agent, row: TriggerRow, origin: Origin) -> None:
+    assert row.state == "running"
+    agent.leave_slot(row)
+    row.state = "paused"
+    agent.clear_attempt(row)
+    agent.touch(row, origin.at)
+
+
+def _attempt_ended(
+    agent: Agent, event: events.AttemptFailed | events.LeaseExpired, final: events.FinalState | None, origin: Origin
+) -> None:
+    row = agent.triggers[event.trigger_id]
+    assert row.state == "running" and row.execution_id == event.execution_id
+    row.failures = event.failures
+    row.absences = event.absences
+    if final is not None:
+        agent.end(row, final, origin.at)
+    else:
+        assert event.retry_at is not None
+        agent.wait_again(row, event.retry_at, origin.at)
+
+
+def _forgotten(agent: Agent, event: events.Forgotten) -> None:
+    for forgotten in event.ids:
+        del agent.remembered[forgotten.kind, forgotten.id]
+        agent.changed[RowRef("remembered", forgotten.id, forgotten.kind)] = None
+    for conversation_id in event.conversations:
+        del agent.conversations[conversation_id]
+        agent.changed[RowRef("conversation", conversation_id)] = None
+
+
+def seen(agent: Agent, row: TriggerRow, at: int) -> None:
+    """A sign of life of the current attempt (F6): it moves the lease, and is no event."""
+    assert row.lease_until is not None
+    row.last_seen_at = at
+    row.lease_until = max(row.lease_until, at + (row.heartbeat_seconds or limits.HEARTBEAT_SECONDS_UNSET) * SECOND)
+    agent.touch(row, at)
+
+
+def settle(
+    agent: Agent, command: object, seq: int, at: int, refusal: events.Refusal | None, ignored: events.Ignored | None
+) -> None:
+    """The end of every decision: its number, and the command's id if a repeat is to find it (F8)."""
+    agent.row.seq = seq
+    agent.changed[RowRef("agent")] = None
+    if ignored is not None and ignored.reason == "duplicate":
+        return
+    if refusal is not None and refusal.code in NEVER_REMEMBERED:
+        return
+    if isinstance(command, Trigger):
+        if refusal is not None:
+            assert command.content_sha256 is not None
+            digest = command.content_sha256[:DIGEST_DIGITS]
+            agent.remember("trigger", command.id, RememberedRow(digest, seq, "refused", at))
+    elif isinstance(command, Stop | Control):
+        kind: RememberedKind = "stop" if isinstance(command, Stop) else "control"
+        digest = content_sha256(command)[:DIGEST_DIGITS]
+        state: Literal["refused", "done"] = "refused" if refusal is not None else "done"
+        agent.remember(kind, command.id, RememberedRow(digest, seq, state, at))
+
+
+NEVER_REMEMBERED: Final = frozenset({"request_expired", "not_supported_yet", "invalid_record", "trigger_id_conflict"})
+"""Asking again may get another answer; a conflict must not replace the answer that it conflicts with."""

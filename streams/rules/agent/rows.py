@@ -1,0 +1,138 @@
+"""The rows of an agent's state, as they are stored in the changelog and held in memory.
+
+A change costs a bounded number of rows and no row grows with the queue. In stored rows an absent field means its
+default. Instants are microseconds. Texts are a row of their own, written once (streams/partition.py).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from streams.rules.events import LiveState
+from streams.rules.order import OrderKey, order_key
+
+Outcome = Literal["finished", "failed", "stopped"]
+"""How a conversation's newest ended trigger ended; expired counts as stopped."""
+
+
+@dataclass(slots=True)
+class AgentRow:
+    """An agent's header: settings, flags, counters, and the head of its chain of decisions."""
+
+    seq: int = 0
+    prev: str | None = None
+    """SHA-256 of the last decision's bytes; the next one names it."""
+    created: bool = False
+    parallelism_limit: int | Literal["unlimited"] = 1
+    max_backlog_depth: int = 1000
+    default_timeout_seconds: int | None = None
+    agent_type: str | None = None
+    serial: bool = False
+    default_environment_id: str | None = None
+    default_folder: str | None = None
+    run_budget: int | None = None
+    owner: str | None = None
+    display_name: str | None = None
+    paused: bool = False
+    archived: bool = False
+    parked: str | None = None
+    """The error for which the agent is parked (G4)."""
+    places: int = 0
+    """Places given in conversations so far; never reused."""
+    claims: int = 0
+    """Claim numbers used so far; never reused."""
+    todo: Literal["pump", "stop_conversation", "archive"] | None = None
+    """Work that was more than one step may do; it is handled before anything else (F1)."""
+    todo_conversation_id: str | None = None
+    todo_since: int | None = None
+    """The decision that began it."""
+
+
+@dataclass(slots=True)
+class ClaimRow:
+    """A trigger's claim at its site (site protocol); None of it is used while no trigger may need a site."""
+
+    n: int
+    state: Literal["asking", "standing", "held", "granted"]
+    asked_at: int | None = None
+    mute: bool = False
+    late: int = 0
+
+
+@dataclass(slots=True)
+class TriggerRow:
+    """One live trigger without its texts."""
+
+    trigger_id: str
+    conversation_id: str
+    kind: str
+    created_at: int
+    available_at: int
+    accepted_at: int
+    accepted_seq: int
+    digest: str
+    """Of its content: a repeat with the same id and another digest is a conflict."""
+    timeout_seconds: int
+    max_attempts: int
+    state: LiveState = "waiting"
+    interactive: bool = False
+    on_busy: str | None = None
+    requested_by: str | None = None
+    expires_at: int | None = None
+    heartbeat_seconds: int | None = None
+    execution_class: Literal["standard", "background"] = "standard"
+    parent: tuple[str, str] | None = None
+    restarts: str | None = None
+    priority: int | None = None
+    site: str | None = None
+    worker: bool = False
+    environment_id: str | None = None
+    folder: str | None = None
+    organization_id: str | None = None
+    department_id: str | None = None
+    decide_before: int | None = None
+    depends_on: tuple[tuple[str, str], ...] = ()
+    approval_required: bool = False
+    degraded: bool = False
+    payload_bytes: int = 0
+    place: tuple[int, int] | None = None
+    attempt: int = 0
+    failures: int = 0
+    absences: int = 0
+    execution_id: str | None = None
+    """Of the current attempt, or of the last one while the trigger is paused or waits for the next."""
+    slot_number: int | None = None
+    forced: bool = False
+    dispatched_at: int | None = None
+    lease_until: int | None = None
+    last_seen_at: int | None = None
+    grace_until: int | None = None
+    """Set while the attempt is being stopped."""
+    claim: ClaimRow | None = None
+
+    @property
+    def key(self) -> OrderKey:
+        return order_key(self.available_at, self.created_at, self.trigger_id)
+
+
+@dataclass(slots=True)
+class ConversationRow:
+    """How a conversation's newest ended trigger ended; whether it lives is known from its live triggers (E2)."""
+
+    outcome: Outcome
+    at: int
+
+
+RememberedKind = Literal["trigger", "stop", "control"]
+RememberedState = Literal["finished", "failed", "stopped", "expired", "refused", "done"]
+
+
+@dataclass(slots=True)
+class RememberedRow:
+    """An id that was answered: a repeat gets the same answer (F8). A live trigger's id is remembered by its own row."""
+
+    digest: str
+    """The first 32 hex digits of the content's SHA-256."""
+    seq: int
+    """The decision that settled it."""
+    state: RememberedState
+    at: int

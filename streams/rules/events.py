@@ -1,0 +1,519 @@
+"""What is written down: events (a closed list), refusals, decisions; and what runners and readers of texts get.
+
+A decision is kept for ever: its form may grow by optional fields, and nothing in it is ever renamed or given another
+meaning. Folding the events of an agent's decisions gives its state (the moves of leases by signs of life aside).
+"""
+
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import Field, StrictBool, StrictInt, TypeAdapter
+
+from streams.rules import limits
+from streams.rules.messages import (
+    LOGGED,
+    AgentCommand,
+    Count,
+    Id,
+    Instant,
+    Message,
+    ParallelismLimit,
+    Parent,
+    SchemaVersion,
+    Sha256,
+    TimerKind,
+)
+
+WaitReason = Literal[
+    "agent_paused",
+    "agent_parked",
+    "conversation_busy",
+    "approval_required",
+    "dependency_unfinished",
+    "dependency_failed",
+    "dependency_unknown",
+    "not_yet_available",
+    "run_budget_used_up",
+    "agent_parallelism_limit_reached",
+    "site_unknown",
+    "site_paused",
+    "organization_disabled",
+    "department_disabled",
+    "agent_environment_folder_busy",
+    "site_workers_busy",
+]
+FinalState = Literal["finished", "failed", "stopped", "expired"]
+LiveState = Literal["waiting", "running", "paused"]
+KnownState = Literal["waiting", "running", "paused", "finished", "failed", "stopped", "expired", "refused"]
+
+
+class Written(Message):
+    """A record that Berth writes: a field that has its default is left out, as absent means the default."""
+
+    _defaults: ClassVar[tuple[tuple[str, object], ...]] = ()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_kwargs: Any) -> None:
+        cls._defaults = tuple(
+            (name, field.default)
+            for name, field in cls.model_fields.items()
+            if not field.is_required() and name not in ("type", "v")
+        )
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        values = self.__dict__
+        for name, default in self._defaults:
+            if values[name] == default:
+                self.__pydantic_fields_set__.discard(name)
+
+
+class AgentCreated(Written):
+    type: Literal["agent_created"] = "agent_created"
+    parallelism_limit: ParallelismLimit
+    max_backlog_depth: Count
+
+
+class Configured(Message):
+    """The settings that changed, with the values that now hold; null where there is none."""
+
+    type: Literal["configured"] = "configured"
+    parallelism_limit: ParallelismLimit | None = None
+    agent_type: str | None = None
+    serial: StrictBool | None = None
+    default_environment_id: Id | None = None
+    default_folder: str | None = None
+    max_backlog_depth: Count | None = None
+    run_budget: Count | None = None
+    default_timeout_seconds: Count | None = None
+    owner: Id | None = None
+    display_name: Id | None = None
+
+
+class AgentPaused(Written):
+    type: Literal["agent_paused"] = "agent_paused"
+
+
+class AgentResumed(Written):
+    type: Literal["agent_resumed"] = "agent_resumed"
+
+
+class Archived(Written):
+    type: Literal["archived"] = "archived"
+
+
+class Revived(Written):
+    """configure took the agent out of the archive."""
+
+    type: Literal["revived"] = "revived"
+
+
+class Parked(Written):
+    type: Literal["parked"] = "parked"
+    error: str
+
+
+class Unparked(Written):
+    type: Literal["unparked"] = "unparked"
+
+
+class Accepted(Written):
+    """The trigger exists. position counts from 1 in start order, 0 if it starts in this decision; reason: why it waits."""
+
+    type: Literal["accepted"] = "accepted"
+    trigger_id: Id
+    created_at: Instant
+    available_at: Instant
+    timeout_seconds: Count
+    max_attempts: Count
+    position: Count
+    reason: WaitReason | None = None
+    environment_id: Id | None = None
+    folder: str | None = None
+
+
+class Placed(Written):
+    """The trigger took its place in its conversation: (rank, number), an interrupt's rank is before the others'."""
+
+    type: Literal["placed"] = "placed"
+    trigger_id: Id
+    place: tuple[int, int]
+
+
+class Claimed(Written):
+    type: Literal["claimed"] = "claimed"
+    trigger_id: Id
+    n: Count
+    site: Id
+
+
+class ClaimGranted(Written):
+    type: Literal["granted"] = "granted"
+    trigger_id: Id
+    n: Count
+
+
+class ClaimWaiting(Written):
+    type: Literal["claim_waiting"] = "claim_waiting"
+    trigger_id: Id
+    n: Count
+    reason: WaitReason
+
+
+class Returned(Written):
+    """The claim ended. started: whether an attempt had run on it."""
+
+    type: Literal["returned"] = "returned"
+    trigger_id: Id
+    n: Count
+    started: StrictBool
+    reason: str
+
+
+class Dispatched(Written):
+    type: Literal["dispatched"] = "dispatched"
+    trigger_id: Id
+    execution_id: Id
+    attempt: Count
+    slot_number: Count
+    forced: StrictBool
+    lease_until: Instant
+
+
+class TriggerPaused(Written):
+    type: Literal["paused"] = "paused"
+    trigger_id: Id
+    execution_id: Id
+
+
+class TriggerResumed(Written):
+    type: Literal["resumed"] = "resumed"
+    trigger_id: Id
+    available_at: Instant
+
+
+class Replied(Written):
+    """A reply was accepted: the paused trigger ends, finished."""
+
+    type: Literal["replied"] = "replied"
+    trigger_id: Id
+    by: Id
+
+
+class Finished(Written):
+    type: Literal["finished"] = "finished"
+    trigger_id: Id
+    execution_id: Id
+
+
+class AttemptFailed(Written):
+    """The attempt ended without success. Either a retry is due at retry_at, or it was the last one (final)."""
+
+    type: Literal["attempt_failed"] = "attempt_failed"
+    trigger_id: Id
+    execution_id: Id
+    failures: Count
+    absences: Count = 0
+    retry_at: Instant | None = None
+    final: StrictBool = False
+    phase: Literal["preparation", "execution"] | None = None
+
+
+class LeaseExpired(Written):
+    """No sign of life in time. last_seen_at null: no word ever came. Then as attempt_failed, or stopped."""
+
+    type: Literal["lease_expired"] = "lease_expired"
+    trigger_id: Id
+    execution_id: Id
+    last_seen_at: Instant | None
+    failures: Count
+    absences: Count = 0
+    retry_at: Instant | None = None
+    final: FinalState | None = None
+
+
+class StopRequested(Written):
+    type: Literal["stop_requested"] = "stop_requested"
+    trigger_id: Id
+    execution_id: Id
+    grace_until: Instant
+    requested_by: Id | None = None
+
+
+class Stopped(Written):
+    type: Literal["stopped"] = "stopped"
+    trigger_id: Id
+    execution_id: Id | None = None
+    reason: Literal["stop", "conversation_stop", "archive", "runner", "failed", "paused", "grace", "lease", "interrupt"]
+
+
+class StopNoted(Written):
+    """More to stop than one step may: it is worked off before anything else. after: the place reached."""
+
+    type: Literal["stop_noted"] = "stop_noted"
+    conversation_id: Id | None = None
+
+
+class Expired(Written):
+    type: Literal["expired"] = "expired"
+    trigger_id: Id
+
+
+class TriggerDegraded(Written):
+    type: Literal["degraded"] = "degraded"
+    trigger_id: Id
+
+
+class Approved(Written):
+    type: Literal["approved"] = "approved"
+    trigger_id: Id
+
+
+class Rescheduled(Written):
+    type: Literal["rescheduled"] = "rescheduled"
+    trigger_id: Id
+    available_at: Instant
+
+
+class DependencyResolved(Written):
+    type: Literal["dependency_resolved"] = "dependency_resolved"
+    trigger_id: Id
+    agent_id: Id
+    conversation_id: Id
+    outcome: Literal["finished", "failed", "stopped", "unknown"]
+
+
+class RememberedId(Written):
+    kind: Literal["trigger", "stop", "control"]
+    id: Id
+
+
+class Forgotten(Written):
+    """Remembered ids and conversations whose time is over. early: before their time, because there were too many."""
+
+    type: Literal["forgotten"] = "forgotten"
+    ids: tuple[RememberedId, ...] = ()
+    conversations: tuple[Id, ...] = ()
+    early: StrictBool = False
+
+
+Event = Annotated[
+    AgentCreated
+    | Configured
+    | AgentPaused
+    | AgentResumed
+    | Archived
+    | Revived
+    | Parked
+    | Unparked
+    | Accepted
+    | Placed
+    | Claimed
+    | ClaimGranted
+    | ClaimWaiting
+    | Returned
+    | Dispatched
+    | TriggerPaused
+    | TriggerResumed
+    | Replied
+    | Finished
+    | AttemptFailed
+    | LeaseExpired
+    | StopRequested
+    | Stopped
+    | StopNoted
+    | Expired
+    | TriggerDegraded
+    | Approved
+    | Rescheduled
+    | DependencyResolved
+    | Forgotten,
+    Field(discriminator="type"),
+]
+
+REFUSAL_CODES: Final = (
+    "invalid_record",
+    "agent_on_busy_invalid",
+    "request_expired",
+    "trigger_id_conflict",
+    "agent_not_found",
+    "agent_archived",
+    "not_supported_yet",
+    "agent_parallelism_limit_unsupported",
+    "trigger_unknown",
+    "agent_paused",
+    "conversation_busy",
+    "approval_required",
+    "dependency_unfinished",
+    "not_yet_available",
+    "run_budget_used_up",
+    "agent_parallelism_limit_reached",
+    "force_limit_reached",
+    "agent_backlog_full",
+    "site_unknown",
+    "site_paused",
+    "organization_disabled",
+    "department_disabled",
+    "agent_environment_folder_busy",
+    "site_workers_busy",
+    "site_not_answering",
+)
+"""In order of precedence (B3): a request that is wrong in two ways is told the first."""
+
+
+class Refusal(Written):
+    """Why a command had no effect, and what its sender may want to know to choose what to do next."""
+
+    code: str
+    reason: str | None = None
+    running: Count = 0
+    limit: ParallelismLimit | None = None
+    waiting: Count = 0
+    position_if_queued: Count | None = None
+    force_allowed: StrictBool = False
+    holders: Annotated[tuple[Id, ...], Field(max_length=limits.HOLDERS_MAX)] = ()
+    holders_count: Count = 0
+
+
+class Ignored(Written):
+    """Nothing to do. first_seq: the decision that answered this id first; state: the trigger's present state."""
+
+    reason: Literal[
+        "duplicate",
+        "stale",
+        "unknown",
+        "after_final",
+        "already_final",
+        "already_stopping",
+        "unchanged",
+        "not_paused",
+        "not_waiting",
+    ]
+    first_seq: Count | None = None
+    state: KnownState | None = None
+
+
+class RecordCause(Written):
+    topic: str
+    partition: Count
+    offset: Count
+
+
+class SenderCause(Written):
+    decider: Id
+    seq: Count
+    index: Count
+
+
+class TimerRef(Written):
+    kind: TimerKind
+    id: str
+    deadline: Instant
+
+
+class TimerCause(Written):
+    timer: TimerRef
+
+
+class ContinueCause(Written):
+    continue_: Annotated[Count, Field(alias="continue")]
+
+
+Cause = RecordCause | SenderCause | TimerCause | ContinueCause
+
+
+class Decision(Written):
+    """One handled command that had an effect, was refused or was ignored (berth.decisions)."""
+
+    type: Literal["decision"] = "decision"
+    v: SchemaVersion = 1
+    agent_id: Id
+    seq: Annotated[StrictInt, Field(ge=1)]
+    at: Instant
+    via: Literal["kafka", "http", "internal", "timer"]
+    cause: Cause
+    command: AgentCommand
+    command_id: Id | None = None
+    settles: tuple[Id, ...] = ()
+    events: tuple[Event, ...] = ()
+    refusal: Refusal | None = None
+    ignored: Ignored | None = None
+    policy: str
+    prev: Sha256 | None
+
+
+DecisionRecord: TypeAdapter[Decision] = TypeAdapter(Decision)
+
+
+def read_decision(value: bytes) -> Decision:
+    """pydantic.ValidationError if the value is no decision of a known schema."""
+    return Decision.model_validate_json(value, context=LOGGED)
+
+
+def write_decision(decision: Decision) -> bytes:
+    return decision.__pydantic_serializer__.to_json(decision, exclude_unset=True, by_alias=True)
+
+
+class Dispatch(Written):
+    """An attempt for a runner (berth.dispatches); message and payload are appended as they came."""
+
+    type: Literal["dispatch"] = "dispatch"
+    v: SchemaVersion = 1
+    execution_id: Id
+    trigger_id: Id
+    agent_id: Id
+    conversation_id: Id
+    attempt: Count
+    max_attempts: Count
+    slot_number: Count
+    forced: StrictBool
+    kind: str
+    message: str | None = None
+    payload: Any = None
+    site: Id | None = None
+    environment_id: Id | None = None
+    folder: str | None = None
+    degraded: StrictBool = False
+    execution_class: Literal["standard", "background"] = "standard"
+    parent: Parent | None = None
+    timeout_seconds: Count
+    heartbeat_seconds: Count | None = None
+    lease_until: Instant
+    dispatched_at: Instant
+
+
+class StopRequest(Written):
+    """Tells the runner to end the attempt (berth.dispatches)."""
+
+    type: Literal["stop_requested"] = "stop_requested"
+    v: SchemaVersion = 1
+    execution_id: Id
+    agent_id: Id
+    trigger_id: Id
+    reason: str
+
+
+class Revocation(Written):
+    """Tells the runner that the attempt is no longer its own: whatever it says of it is ignored (berth.dispatches)."""
+
+    type: Literal["revoked"] = "revoked"
+    v: SchemaVersion = 1
+    execution_id: Id
+    agent_id: Id
+    trigger_id: Id
+    reason: str
+
+
+DispatchRecord = Annotated[Dispatch | StopRequest | Revocation, Field(discriminator="type")]
+
+
+class TextRecord(Written):
+    """A text of people for the projections (berth.texts), kept apart from the decisions that are kept for ever."""
+
+    type: Literal["text"] = "text"
+    v: SchemaVersion = 1
+    agent_id: Id
+    trigger_id: Id
+    execution_id: Id | None = None
+    kind: Literal["message", "error", "result"]
+    text: Any = None
+    truncated: StrictBool = False
