@@ -375,8 +375,8 @@ def _environment() -> dict[str, str]:
 
 def _free_port(wanted: int | None, other_than: int | None = None) -> int:
     """``wanted`` if nobody listens there, else a free one below the range of outgoing connections."""
-    start = 20_000 + os.getpid() * 7 % 10_000
-    candidates = [*([wanted] if wanted else []), *range(start, 32_000), *range(10_000, start)]
+    start = 20_000 + (os.getpid() * 7) % 10_000
+    candidates: list[int] = [*([wanted] if wanted else []), *range(start, 32_000), *range(10_000, start)]
     for port in candidates:
         if port != other_than and _is_free(port):
             return port

@@ -51,7 +51,7 @@ COMPACTED_SEGMENT_BYTES: Final = 32 * 1024 * 1024
 """The newest segment is never compacted: small ones keep that part of a restore short."""
 REPLICAS_MAX: Final = 3
 READY_TIMEOUT_SECONDS: Final = 30.0
-TRANSACTION_TIMEOUT_SECONDS: Final = 15.0
+TRANSACTION_TIMEOUT_SECONDS: Final = 10.0
 """How long ``check`` waits for a transactional producer; a healthy broker takes under a second."""
 
 Principal = Literal["upstream", "runner", "api", "processor"]

@@ -1,0 +1,73 @@
+"""Real services for the tests. None is mocked; one that can't be had skips its tests, or fails them in CI.
+
+``kafka``        one broker for the whole run: for tests that don't touch it, with topics of their own making.
+``topics``       that broker with every topic of Berth new and empty (0.3 s): for tests of workers and commands.
+``fresh_kafka``  a broker of the test's own with new topics (2 s): for tests that kill, pause or restart it, or that
+                 kill workers and can't wait until the group has forgotten them.
+``seed``         one number for everything random in a test; printed, and chosen with --hypothesis-seed.
+"""
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from api.cli.command_failed import CommandFailed
+from api.cli.embedded_kafka import EmbeddedKafka
+from streams.kafka import topics as kafka_topics
+from tests.brokers import empty_topics
+
+PARTITIONS = 8
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say the seed at the top of every run."""
+    return f"berth: seed {_seed(config)} (again with: make test SEED={_seed(config)})"
+
+
+def unavailable(why: str) -> None:
+    """Skip the test, or fail it where BERTH_REQUIRE_SERVICES says that every service must be there."""
+    if os.environ.get("BERTH_REQUIRE_SERVICES") == "1":
+        pytest.fail(f"BERTH_REQUIRE_SERVICES=1, and {why}")
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    broker = _started(tmp_path_factory.mktemp("kafka"))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+async def topics(kafka: EmbeddedKafka) -> EmbeddedKafka:
+    await empty_topics(kafka.bootstrap, PARTITIONS)
+    return kafka
+
+
+@pytest.fixture
+async def fresh_kafka(tmp_path: Path) -> AsyncIterator[EmbeddedKafka]:
+    broker = _started(tmp_path / "kafka")
+    await kafka_topics.create(broker.bootstrap, PARTITIONS)
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    number = _seed(request.config)
+    print(f"seed {number}")  # noqa: T201 - shown by pytest when the test fails
+    return number
+
+
+def _seed(config: pytest.Config) -> int:
+    return int(config.getoption("--hypothesis-seed") or 0)
+
+
+def _started(directory: Path) -> EmbeddedKafka:
+    try:
+        return EmbeddedKafka(directory, port=None).start()
+    except CommandFailed as failed:
+        unavailable(str(failed))
+        raise
