@@ -299,11 +299,11 @@ class Partition:
         self._write_texts(agent, step, key)
         for output in step.outputs:
             self._outputs.append(Output(DISPATCHES.name, key, self._for_runner(agent, output)))
-        for ref in agent.changed:
-            if ref.kind == "trigger" and ref.id not in agent.triggers:
-                text_key = agent.agent_id, ref.id
-                if self._texts.pop(text_key, None) is not None:
-                    self._changed_texts[text_key] = None
+        for trigger_id in agent.ended:
+            text_key = agent.agent_id, trigger_id
+            if self._texts.pop(text_key, None) is not None:
+                self._changed_texts[text_key] = None
+        agent.ended.clear()
 
     def _for_runner(self, agent: Agent, output: RunnerOutput) -> bytes:
         value = output.__pydantic_serializer__.to_json(output, exclude_unset=True)

@@ -7,6 +7,7 @@ COLLATE "C" does in SQL: code point order and UTF-8 order are the same, UTF-16 o
 
 import re
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from streams.rules import limits
@@ -32,8 +33,14 @@ def parse_instant(text: str) -> int:
 
 def format_instant(instant: int) -> str:
     """RFC 3339 in UTC with six decimals and ``Z``."""
-    moment = _EPOCH + timedelta(microseconds=instant)
-    return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+    seconds, microseconds = divmod(instant, SECOND)
+    return f"{_format_second(seconds)}.{microseconds:06d}Z"
+
+
+@lru_cache(maxsize=4096)
+def _format_second(seconds: int) -> str:
+    """Most instants that are written lie within few seconds of one another."""
+    return (_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()
 
 
 class OrderKey(NamedTuple):

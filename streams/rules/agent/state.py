@@ -85,6 +85,7 @@ class Agent:
         "changed",
         "conversations",
         "deadlines",
+        "ended",
         "executions",
         "forced_running",
         "free_slots",
@@ -123,6 +124,8 @@ class Agent:
         """Rows to be written, in the order of their first change; whoever writes them clears it."""
         self.deadlines: list[Deadline] = []
         """Deadlines that came up; whoever keeps the timers takes them."""
+        self.ended: list[str] = []
+        """Triggers that became final; whoever keeps their texts takes them."""
 
     # What deciders ask
 
@@ -325,6 +328,7 @@ class Agent:
             self.leave_slot(row)
         self.leave_line(row)
         del self.triggers[row.trigger_id]
+        self.ended.append(row.trigger_id)
         self.changed[RowRef("trigger", row.trigger_id)] = None
         self.remember("trigger", row.trigger_id, RememberedRow(row.digest, row.accepted_seq, state, at))
         self.conversations.pop(row.conversation_id, None)
