@@ -1,6 +1,6 @@
 """Bytes and messages: what a record says, whom it is for, and what becomes of one that can't be read (G2).
 
-Every record has exactly one of four fates: a command for an agent; an *invalid* command, when it can't be read but names
+Every record has one of four fates: a command for an agent; an *invalid* command, when it can't be read but names
 an agent and an id, so that whoever waits hears of it; a copy on the right partition, when it lay on the wrong one or
 had no key (once: its origin stays in a header); or a dead letter with the reason.
 
@@ -95,7 +95,7 @@ _READERS: Final[dict[str, TypeAdapter[Any]]] = {
     CONTROLS.name: TypeAdapter(ControlRecord),
 }
 _NOT_YET: Final = frozenset({SITE_CONTROLS.name, CLAIMS.name, SIGNALS.name})
-_ID: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,%d}" % limits.ID_CHARACTERS_MAX)
+_ID: Final = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{limits.ID_CHARACTERS_MAX}}}")
 ORIGIN_HEADER: Final = "origin"
 VIA_HEADER: Final = "via"
 

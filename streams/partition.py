@@ -4,7 +4,7 @@ The Faust worker, the tests' simulator and the audit drive this same class. Its 
 ``take_changes`` returns in one transaction; a crash before that leaves the rows as they were, and the same input is
 handled again (F1).
 
-Order of work: what an earlier step left over (F1), then a record or a timer. Timers are fired by the caller's word only,
+Order of work: what an earlier step left over (F1), then a record or a timer. Timers fire only at the caller's word,
 so that none comes before the input that was there when the partition was taken over (F9).
 
 An exception of the rules becomes ``RuleFailure``; the object is unusable after it. The caller loads a new one, and goes
@@ -51,7 +51,7 @@ class Changes(NamedTuple):
     """Changelog rows, None to delete; the position row is among them."""
 
 
-class RuleFailure(Exception):
+class RuleFailure(Exception):  # noqa: N818 - it reads as what it is
     """The rules failed on a record, or on a timer or left-over work of an agent: a bug, not an outage."""
 
     def __init__(self, record: Record | None, agent_id: str | None, error: BaseException) -> None:
@@ -61,7 +61,7 @@ class RuleFailure(Exception):
         self.agent_id = agent_id
 
 
-class RowsMissing(Exception):
+class RowsMissing(Exception):  # noqa: N818 - it reads as what it is
     """Decisions were written by this partition, but its rows are gone: it can't know what is running."""
 
 
@@ -112,7 +112,8 @@ class Partition:
         """
         if decisions_exist and not self._raw:
             raise RowsMissing(
-                f"partition {self.number}: decisions exist, but its rows in the changelog are gone; nothing was decided. "
+                f"partition {self.number}: decisions exist, but its rows in the changelog are gone. "
+                "Nothing was written. "
                 "Restore a backup of the changelog topic that was taken together with the decisions."
             )
         for key, value in self._raw.items():

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from api.cli import doctor, topics, up
+from api.cli import doctor, topics, up, verify
 from api.cli.command_failed import CommandFailed
 from streams.settings import SettingsRefused
 
@@ -60,3 +60,4 @@ app = Berth(
 app.command("up")(up.up)
 app.add_typer(topics.app, name="topics")
 app.command("doctor")(doctor.doctor)
+app.command("verify")(verify.verify)

@@ -117,7 +117,7 @@ class Unparked(Written):
 
 
 class Accepted(Written):
-    """The trigger exists. position counts from 1 in start order, 0 if it starts in this decision; reason: why it waits."""
+    """The trigger exists. position: from 1 in start order, 0 if it starts in this decision; reason: why it waits."""
 
     type: Literal["accepted"] = "accepted"
     trigger_id: Id

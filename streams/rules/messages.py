@@ -132,7 +132,7 @@ def _bounded_text(bytes_max: int | None, only_string: bool) -> GetPydanticSchema
 MessageText = Annotated[Text | None, _bounded_text(limits.MESSAGE_BYTES_MAX, only_string=True)]
 Payload = Annotated[Text | None, _bounded_text(limits.PAYLOAD_BYTES_MAX, only_string=False)]
 OutcomeText = Annotated[Text | None, _bounded_text(None, only_string=False)]
-"""error and result: one too long is cut for the readers, never refused, since refusing the status would keep the slot."""
+"""error and result: one too long is cut for the readers, not refused, since refusing the status would keep the slot."""
 
 TEXT_FIELDS: Final = ("message", "payload", "error", "result")
 

@@ -48,10 +48,10 @@ def _stop_trigger(step: Step, trigger_id: str, requested_by: str | None) -> None
 
 def _not_live(step: Step, trigger_id: str) -> None:
     remembered = step.agent.remembered.get(("trigger", trigger_id))
-    if remembered is None or remembered.state == "refused" or remembered.state == "done":
+    if remembered is None or remembered.final_state is None:
         step.refusal = refuse(step.agent, "trigger_unknown")
     else:
-        step.ignored = events.Ignored(reason="already_final", first_seq=remembered.seq, state=remembered.state)
+        step.ignored = events.Ignored(reason="already_final", first_seq=remembered.seq, state=remembered.final_state)
 
 
 def _request_stop(step: Step, row: TriggerRow, requested_by: str | None, reason: str) -> None:

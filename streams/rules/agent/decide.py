@@ -1,6 +1,6 @@
 """What an agent's decider does with each command: one function per command, then one match.
 
-A decision is a sequence of events, each applied as it is emitted (``evolve``), so that what follows sees it. After every
+A decision is a sequence of events, each applied as it is emitted (``evolve``): what follows sees it. After every
 command the agent is pumped: places are given, then slots, the oldest first, until there is no room or nobody who may
 start. One step makes at most ``STEP_CHANGES_MAX`` changes; what is left is noted and done by Continue steps, which come
 before anything else.

@@ -5,7 +5,7 @@ default. Instants are microseconds. Texts are a row of their own, written once (
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from streams.rules.events import LiveState
 from streams.rules.order import OrderKey, order_key
@@ -136,3 +136,16 @@ class RememberedRow:
     """The decision that settled it."""
     state: RememberedState
     at: int
+
+    @property
+    def final_state(self) -> FinalState | None:
+        """How the trigger ended; None for what never was a trigger's life."""
+        return _FINAL_STATES.get(self.state)
+
+
+_FINAL_STATES: Final[dict[str, FinalState]] = {
+    "finished": "finished",
+    "failed": "failed",
+    "stopped": "stopped",
+    "expired": "expired",
+}

@@ -51,7 +51,7 @@ class RowRef(NamedTuple):
 
 
 class Deadline(NamedTuple):
-    """When something of a trigger is due. ``rank`` orders what is due together: leases, grace, retries, the rest (F9)."""
+    """When something of a trigger is due. ``rank``: leases, grace, retries, the rest (F9)."""
 
     at: int
     rank: int

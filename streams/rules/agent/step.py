@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Final, Literal
 
 from streams.rules import events, limits
-from streams.rules.agent.rows import RememberedKind, TriggerRow
 from streams.rules.agent.evolve import Origin, evolve
+from streams.rules.agent.rows import RememberedKind, TriggerRow
 from streams.rules.agent.state import DIGEST_DIGITS, Agent
 from streams.rules.messages import AgentCommand
 from streams.rules.order import SECOND, order_key
