@@ -7,7 +7,7 @@ default. Instants are microseconds. Texts are a row of their own, written once (
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from streams.rules.events import LiveState
+from streams.rules.events import FinalState, LiveState
 from streams.rules.order import OrderKey, order_key
 
 Outcome = Literal["finished", "failed", "stopped"]
@@ -123,7 +123,7 @@ class ConversationRow:
 
 
 RememberedKind = Literal["trigger", "stop", "control"]
-RememberedState = Literal["finished", "failed", "stopped", "expired", "refused", "done"]
+RememberedState = FinalState | Literal["refused", "done"]
 
 
 @dataclass(slots=True)
