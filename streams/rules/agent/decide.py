@@ -127,7 +127,7 @@ def _accept(step: Step, command: Trigger, defaults: limits.Defaults) -> None:
     head = agent.head(command.conversation_id)
     answers = head is not None and head.state == "paused" and bool(command.interactive) and available_at <= at
     reason = _why_wait(agent, command, available_at, at, answers, defaults)
-    if reason is not None and not answers:
+    if reason is not None:
         size = command.payload.bytes if command.payload else 0
         full = len(agent.waiting) >= _backlog_depth(agent)
         if full or agent.payload_bytes + size > limits.BACKLOG_BYTES_MAX:
