@@ -180,7 +180,7 @@ class Partition:
             case codec.DeadLetter(reason):
                 self._outputs.append(dead_letter(record, reason, now))
 
-    def next_deadline(self) -> int | None:
+    def next_deadline_us(self) -> int | None:
         """When ``fire_timers`` is next of use (microseconds); None: never, by what is known."""
         if self._unfinished or self.remembered > limits.REMEMBERED_IDS_MAX:
             return 0
@@ -215,7 +215,7 @@ class Partition:
         cause = events.ContinueCause(**{"continue": agent.row.todo_since or agent.row.seq})
         self._decide(agent, Park(error=error), cause, "internal", now)
 
-    def clock_behind(self, now: int) -> int:
+    def clock_behind_us(self, now: int) -> int:
         """How far the last decision's time is ahead of the clock (microseconds); not negative."""
         return max(0, self.at - now)
 
