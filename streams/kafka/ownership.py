@@ -1,0 +1,361 @@
+"""One owned partition, from fencing to release: fence, restore, read on, group commit, let go.
+
+The order is the whole point:
+
+1. ``fence`` makes this process the only writer. It runs inside the group's assignment, where only short work is
+   allowed; everything else runs in ``run``, a task of its own per partition.
+2. Restore (``restore.py``), then read every input from the position in the partition's own row (``intake.py``). The
+   group's offsets are never used.
+3. Group commit: while one transaction is under way records gather; then everything that is there (bounded) is decided
+   and committed with its positions (``commit.py``). With few records there is no pause, so latency is that of one
+   transaction. While records gather faster than they are handled, a pause of up to
+   ``commit_pause_milliseconds_max`` makes transactions larger, because their number is the cost.
+4. No transaction begins between a revocation and the next assignment, nor after release. One that is under way is
+   waited for.
+
+Timers fire only when everything that was in the input at take-over is handled: a `finished` that waited through an
+outage must win against the lease that ran out meanwhile.
+
+When the rules fail on a record (a bug), the state in memory is worthless. It is thrown away and restored, and the
+partition goes on *carefully*, one record a transaction, until it is past that record. Fails it again, the partition
+stands still, keeps its writer, shows where it stands, and goes on when ``skip_record`` has moved its position. When
+they fail in a timer, the agent is parked instead. Nothing is ever skipped by itself.
+
+What stops the whole process is raised out of ``run``: any failure of a commit, an input that doesn't follow, rows or
+positions that can't be right. The next owner restores what was committed, and fencing keeps this one from writing.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Literal, TypedDict
+
+import structlog
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
+from prometheus_client import Counter, Histogram
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from streams import CHANGELOG
+from streams.codec import Record
+from streams.kafka import edge
+from streams.kafka.commit import Writer
+from streams.kafka.intake import Fetched, Intake
+from streams.kafka.restore import MakePartition, Restored, reading, restore
+from streams.partition import Changes, Partition, RuleFailure
+from streams.rules.limits import CLOCK_AHEAD_SECONDS_MAX
+from streams.settings import Settings
+
+GROUP_RECORDS_MAX: Final = 2_000
+GROUP_SECONDS_MAX: Final = 0.2
+"""A group ends after this much deciding, so that a commit is never far away."""
+SLICE_RECORDS: Final = 50
+"""Deciding gives other partitions a turn this often, and after this many bytes."""
+SLICE_BYTES_MAX: Final = 1024 * 1024
+TIMERS_MAX: Final = 200
+IN_FLIGHT_WAIT_SECONDS: Final = 2.0
+STANDSTILL_POLL_SECONDS: Final = 0.5
+RESTORE_RETRY_SECONDS: Final = 30.0
+PAUSE_FIRST_SECONDS: Final = 0.005
+GATHERED_RECORDS_MIN: Final = 16
+"""Fewer waiting records than this are no sign of falling behind."""
+
+log = structlog.get_logger()
+
+HANDLED = Counter("berth_records_handled", "Input records whose decision was committed.", ["partition"])
+TRANSACTIONS = Counter("berth_transactions", "Committed transactions.", ["partition"])
+COMMIT_SECONDS = Histogram(
+    "berth_commit_seconds",
+    "Time of one transaction, from its beginning to its end.",
+    buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 15),
+)
+RESTORE_SECONDS = Histogram(
+    "berth_restore_seconds",
+    "Time to restore one partition.",
+    buckets=(0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300),
+)
+RULE_FAILURES = Counter("berth_rule_failures", "Failures of the rules themselves.", ["partition"])
+
+State = Literal["restoring", "running", "stopped", "clock_behind"]
+
+
+class StoppedAt(TypedDict):
+    """Where a partition stands still."""
+
+    topic: str
+    partition: int
+    offset: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all ownerships of a worker share.
+
+    ``stable`` is cleared between a revocation and the next assignment, and for good when the process must stop.
+    """
+
+    settings: Settings
+    bootstrap: str
+    make_partition: MakePartition
+    deliver: Callable[[Fetched], Awaitable[None]]
+    stable: asyncio.Event
+
+
+class Ownership:
+    """Partition ``number``, owned by this process. Use: ``fence``, then ``run`` as a task, at the end ``release``."""
+
+    def __init__(self, number: int, surroundings: Surroundings) -> None:
+        self.number = number
+        self.state: State = "restoring"
+        self.stopped_at: StoppedAt | None = None
+        self.last_progress_at_us = edge.now_us()
+        self.is_released = False
+        self.intake: Intake | None = None
+        self._surroundings = surroundings
+        self._writer = Writer(number, surroundings.bootstrap)
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._released = asyncio.Event()
+        self._pause_seconds = 0.0
+        self._log = log.bind(partition=number)
+
+    async def fence(self) -> None:
+        """Become the only writer of the partition. Raises KafkaError or TimeoutError."""
+        await self._writer.fence()
+
+    async def run(self) -> None:
+        """Own the partition until it is released. Raises what must stop the process."""
+        failed_at: Record | None = None
+        parking: RuleFailure | None = None
+        parked: tuple[str, dict[str, int]] | None = None
+        while not self.is_released:
+            restored = await self._restore()
+            partition = restored.partition
+            try:
+                if parking is not None and parking.agent_id is not None:
+                    if parked == (parking.agent_id, partition.positions):
+                        await self._stand_still(parking)  # it was parked, and fails all the same
+                        return
+                    parked = (parking.agent_id, dict(partition.positions))
+                    partition.park(parking.agent_id, _error(parking), edge.now_us())
+                    parking = None
+                await self._read_and_decide(restored, failed_at)
+            except RuleFailure as failure:
+                RULE_FAILURES.labels(self.number).inc()
+                self._log.error("rules_failed", **_place(failure), error=_error(failure))
+                if failure.record is None:
+                    parking = failure
+                elif failed_at is None:
+                    failed_at = failure.record
+                else:
+                    await self._stand_still(failure)
+                    failed_at = None
+
+    def release(self) -> None:
+        """No transaction begins from now on; ``close`` ends the rest."""
+        self.is_released = True
+        self._released.set()
+        if self.intake is not None:
+            self.intake.is_closed = True
+            self.intake.arrived.set()
+
+    async def in_flight_done(self) -> None:
+        """Wait for the transaction under way, if any, at most IN_FLIGHT_WAIT_SECONDS."""
+        try:
+            async with asyncio.timeout(IN_FLIGHT_WAIT_SECONDS):
+                await self._idle.wait()
+        except TimeoutError:
+            self._log.warning("transaction_still_under_way", seconds=IN_FLIGHT_WAIT_SECONDS)
+
+    async def close(self) -> None:
+        """Give the writer's connections back; after ``run`` has ended."""
+        await self._writer.close()
+
+    # -- taking over ----------------------------------------------------------------------------------------------
+
+    async def _restore(self) -> Restored:
+        self.state = "restoring"
+        began = edge.monotonic_seconds()
+        shared = self._surroundings
+        attempts = AsyncRetrying(
+            stop=stop_after_delay(RESTORE_RETRY_SECONDS),
+            wait=wait_fixed(0.2),
+            retry=retry_if_exception_type(KafkaError),
+            reraise=True,
+        )
+        restored: Restored = await attempts(
+            restore, self.number, shared.bootstrap, shared.make_partition, shared.settings
+        )
+        seconds = edge.monotonic_seconds() - began
+        RESTORE_SECONDS.observe(seconds)
+        self._log.info(
+            "restored",
+            rows=restored.rows_count,
+            seconds=round(seconds, 3),
+            positions=restored.partition.positions,
+            until=restored.take_over_ends,
+        )
+        return restored
+
+    async def _read_and_decide(self, restored: Restored, failed_at: Record | None) -> None:
+        """Read the inputs and decide until released. Raises RuleFailure, and what must stop the process."""
+        if self.is_released:
+            return
+        shared = self._surroundings
+        starts = {topic: restored.partition.positions[topic] for topic in restored.take_over_ends}
+        intake = self.intake = Intake(self.number, shared.bootstrap, starts, restored.take_over_ends, shared.deliver)
+        reader = asyncio.create_task(intake.read(), name=f"intake-{self.number}")
+        reader.add_done_callback(lambda _task: intake.arrived.set())
+        try:
+            await self._decide(restored.partition, intake, reader, failed_at)
+        finally:
+            intake.is_closed = True
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    # -- deciding -------------------------------------------------------------------------------------------------
+
+    async def _decide(
+        self, partition: Partition, intake: Intake, reader: asyncio.Task[None], failed_at: Record | None
+    ) -> None:
+        self.state = "running"
+        is_first = True  # where reading starts is itself a change to commit, before anything is read from there
+        while True:
+            if not is_first:
+                await self._wait_for_work(partition, intake)
+            is_first = False
+            await self._surroundings.stable.wait()
+            if reader.done() and not self.is_released:
+                reader.result()
+            if self.is_released:
+                return
+            if failed_at is not None and partition.positions[failed_at.topic] > failed_at.offset:
+                failed_at = None
+            behind_us = partition.clock_behind_us(edge.now_us())
+            if behind_us > CLOCK_AHEAD_SECONDS_MAX * 1_000_000:
+                await self._wait_for_clock(behind_us)
+                continue
+            self.state = "running"
+            await self._group(partition, intake, 1 if failed_at is not None else GROUP_RECORDS_MAX)
+
+    async def _group(self, partition: Partition, intake: Intake, records_max: int) -> None:
+        """Decide what is there, bounded in records, bytes and time, and commit it."""
+        count = 0
+        began = edge.monotonic_seconds()
+        while records := intake.take(min(SLICE_RECORDS, records_max - count), SLICE_BYTES_MAX):
+            for record in records:
+                partition.handle(record, edge.now_us())
+            count += len(records)
+            if count >= records_max or edge.monotonic_seconds() - began > GROUP_SECONDS_MAX:
+                break
+            await asyncio.sleep(0)
+        if intake.has_caught_up():
+            partition.fire_timers(edge.now_us(), TIMERS_MAX)
+        changes = partition.take_changes()
+        if changes is not None:
+            await self._surroundings.stable.wait()
+            if self.is_released:
+                return
+            await self._commit(changes, count)
+        self._adapt_pause(count, intake.waiting_count)
+
+    async def _commit(self, changes: Changes, handled_count: int) -> None:
+        self._idle.clear()
+        began = edge.monotonic_seconds()
+        try:
+            await self._writer.commit(changes, edge.now_us())
+        finally:
+            self._idle.set()
+        COMMIT_SECONDS.observe(edge.monotonic_seconds() - began)
+        TRANSACTIONS.labels(self.number).inc()
+        HANDLED.labels(self.number).inc(handled_count)
+        self.last_progress_at_us = edge.now_us()
+
+    def _adapt_pause(self, handled_count: int, waiting_count: int) -> None:
+        """Longer while records gather faster than they are handled; none when a full group waits already."""
+        longest = self._surroundings.settings.commit_pause_milliseconds_max / 1000
+        if waiting_count >= GROUP_RECORDS_MAX:
+            self._pause_seconds = 0.0
+        elif waiting_count >= max(handled_count, GATHERED_RECORDS_MIN):
+            self._pause_seconds = min(longest, max(2 * self._pause_seconds, PAUSE_FIRST_SECONDS))
+        elif self._pause_seconds > PAUSE_FIRST_SECONDS:
+            self._pause_seconds /= 2
+        else:
+            self._pause_seconds = 0.0
+
+    async def _wait_for_work(self, partition: Partition, intake: Intake) -> None:
+        """Until there is a record, a timer is due, the reader has ended, or the partition is released."""
+        if self._pause_seconds > 0:
+            await self._sleep(self._pause_seconds)
+        if intake.waiting_count or self.is_released:
+            return
+        intake.arrived.clear()
+        deadline_us = partition.next_deadline_us() if intake.has_caught_up() else None
+        seconds = 1.0
+        if deadline_us is not None:
+            seconds = min(seconds, (deadline_us - edge.now_us()) / 1_000_000)
+        if seconds <= 0:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await intake.arrived.wait()
+        except TimeoutError:
+            return
+
+    async def _wait_for_clock(self, behind_us: int) -> None:
+        if self.state != "clock_behind":
+            self._log.error("clock_behind", behind_seconds=behind_us / 1_000_000)
+        self.state = "clock_behind"
+        await self._sleep(min(behind_us / 1_000_000 - CLOCK_AHEAD_SECONDS_MAX + 0.01, 1.0))
+
+    async def _sleep(self, seconds: float) -> None:
+        """Sleep, but not beyond the release."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._released.wait()
+        except TimeoutError:
+            return
+
+    # -- standing still -------------------------------------------------------------------------------------------
+
+    async def _stand_still(self, failure: RuleFailure) -> None:
+        """Wait until somebody has moved the position past the record, or the partition is released."""
+        record = failure.record
+        self.stopped_at = {
+            "topic": record.topic if record else f"(a timer of agent {failure.agent_id})",
+            "partition": self.number,
+            "offset": record.offset if record else -1,
+            "error": _error(failure),
+        }
+        self._log.error("partition_stopped", **_place(failure), error=_error(failure))
+        while not self.is_released:
+            restored = await self._restore()
+            self.state = "stopped"
+            if record is not None and restored.partition.positions[record.topic] > record.offset:
+                self._log.info("partition_freed", **_place(failure))
+                await self._writer.close()
+                self._writer = Writer(self.number, self._surroundings.bootstrap)
+                await self._writer.fence()
+                break
+            await self._wait_for_rows(restored.changelog_end)
+        self.stopped_at = None
+
+    async def _wait_for_rows(self, end: int) -> None:
+        """Until the changelog goes beyond ``end``, which only somebody else can have done, or release."""
+        changelog = TopicPartition(CHANGELOG.name, self.number)
+        async with reading(self._surroundings.bootstrap, "read_committed") as consumer:
+            while not self.is_released:
+                if (await consumer.end_offsets([changelog]))[changelog] > end:
+                    return
+                await self._sleep(STANDSTILL_POLL_SECONDS)
+
+
+def _place(failure: RuleFailure) -> dict[str, object]:
+    if failure.record is None:
+        return {"agent_id": failure.agent_id}
+    return {"topic": failure.record.topic, "offset": failure.record.offset}
+
+
+def _error(failure: RuleFailure) -> str:
+    return str(failure)

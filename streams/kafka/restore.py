@@ -1,0 +1,143 @@
+"""From the changelog to a ``Partition``, and where its inputs go on.
+
+The changelog partition is read from its beginning to the end that it had after fencing, by position and not by the
+last record: that record may be a transaction marker, part of an aborted transaction, or compacted away, and then
+nobody would ever see it. ``end_offsets`` of a read_committed consumer is the last stable offset; after fencing no
+transaction of this partition is open, so nothing can be missing before it.
+
+Refused, because going on would lose or repeat what was decided: rows that are gone while decisions exist, and a
+position outside of what its topic still holds.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from streams import CHANGELOG, DECISIONS, INPUT_TOPICS, SITE_DECISIONS
+from streams.kafka import edge
+from streams.partition import Partition, RowsMissing
+from streams.settings import Settings
+
+FETCH_BYTES_MAX: Final = 4 * 1024 * 1024
+LOAD_RECORDS_MAX: Final = 2_000
+"""Rows loaded before other tasks get their turn."""
+POLL_MILLISECONDS: Final = 20
+
+MakePartition: TypeAlias = Callable[[int], Partition]
+"""From its number to a partition without rows."""
+
+
+class CannotTakeOver(Exception):  # noqa: N818 - it reads as what it is
+    """The partition can't be owned as it is stored; the text says what was found, what was kept and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A restored partition and what was found while restoring it; offsets are of its changelog and input topics."""
+
+    partition: Partition
+    changelog_end: int
+    rows_count: int
+    take_over_ends: dict[str, int]
+
+
+@asynccontextmanager
+async def reading(
+    bootstrap: str, isolation_level: Literal["read_committed", "read_uncommitted"]
+) -> AsyncIterator[AIOKafkaConsumer]:
+    """A consumer without a group, for as long as the block runs.
+
+    Assign it once only: when aiokafka's fetcher is stopped while it drops an assignment, it never ends.
+    """
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=bootstrap,
+        isolation_level=isolation_level,
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+        max_partition_fetch_bytes=FETCH_BYTES_MAX,
+        retry_backoff_ms=20,
+    )
+    await consumer.start()
+    try:
+        yield consumer
+    finally:
+        await consumer.stop()
+
+
+async def restore(number: int, bootstrap: str, make_partition: MakePartition, settings: Settings) -> Restored:
+    """Restore partition ``number``, with a position for every input topic.
+
+    Raises CannotTakeOver, or KafkaError.
+    """
+    inputs = [TopicPartition(topic.name, number) for topic in INPUT_TOPICS]
+    async with reading(bootstrap, "read_uncommitted") as consumer:
+        # Up to the high watermark, not the last stable offset: a record behind somebody's open transaction was there.
+        ends = await consumer.end_offsets(inputs)
+        beginnings = await consumer.beginning_offsets(inputs)
+    partition = make_partition(number)
+    async with reading(bootstrap, "read_committed") as consumer:
+        changelog_end, rows_count = await _load(consumer, number, partition)
+    decisions_exist = partition.is_empty and any(
+        [await _was_written(bootstrap, TopicPartition(topic.name, number)) for topic in (DECISIONS, SITE_DECISIONS)]
+    )
+    try:
+        partition.loaded(edge.now_us(), decisions_exist)
+    except RowsMissing as missing:
+        raise CannotTakeOver(
+            f"Partition {number} has decisions in {DECISIONS.name} or {SITE_DECISIONS.name} but no rows in "
+            f"{CHANGELOG.name}: its state is lost, and starting anew would dispatch everything a second time. "
+            f"Nothing was written. Restore a backup of the changelog topic {CHANGELOG.name}, then start again."
+        ) from missing
+    was_empty = partition.is_empty
+    for topic_partition in inputs:
+        topic, beginning, end = topic_partition.topic, beginnings[topic_partition], ends[topic_partition]
+        position = partition.positions.get(topic)
+        if position is None:
+            partition.start_at(topic, end if was_empty and settings.start_from == "latest" else beginning)
+        elif not beginning <= position <= end:
+            raise CannotTakeOver(
+                f"Partition {number} has read {topic} up to offset {position}, but partition {number} of that topic "
+                f"holds offsets {beginning} to {end}: {_what_is_wrong(position, beginning)}. Nothing was written. "
+                f"Check whether {topic} was made anew or its retention is shorter than the time without a worker; "
+                "bring back its records, or restore topic and changelog from the same backup, then start again."
+            )
+    return Restored(partition, changelog_end, rows_count, {entry.topic: end for entry, end in ends.items()})
+
+
+def _what_is_wrong(position: int, beginning: int) -> str:
+    if position < beginning:
+        return f"the records from {position} to {beginning - 1} were deleted before they were handled"
+    return "records that were handled are gone, and new ones would be taken for them"
+
+
+async def _load(consumer: AIOKafkaConsumer, number: int, partition: Partition) -> tuple[int, int]:
+    """Load every row; the end of the changelog partition, and the number of records read."""
+    changelog = TopicPartition(CHANGELOG.name, number)
+    end = (await consumer.end_offsets([changelog]))[changelog]
+    consumer.assign([changelog])
+    await consumer.seek_to_beginning(changelog)
+    count = 0
+    while await consumer.position(changelog) < end:
+        fetched = await consumer.getmany(changelog, timeout_ms=POLL_MILLISECONDS, max_records=LOAD_RECORDS_MAX)
+        for message in fetched.get(changelog, ()):
+            partition.load(message.key, message.value)
+            count += 1
+    return end, count
+
+
+async def _was_written(bootstrap: str, topic_partition: TopicPartition) -> bool:
+    """Whether any record was ever committed there: also one that was deleted since, but not one that was aborted."""
+    async with reading(bootstrap, "read_committed") as consumer:
+        beginning = (await consumer.beginning_offsets([topic_partition]))[topic_partition]
+        end = (await consumer.end_offsets([topic_partition]))[topic_partition]
+        if beginning > 0:
+            return True
+        consumer.assign([topic_partition])
+        consumer.seek(topic_partition, beginning)
+        while await consumer.position(topic_partition) < end:
+            if await consumer.getmany(topic_partition, timeout_ms=POLL_MILLISECONDS, max_records=1):
+                return True
+    return False

@@ -1,0 +1,138 @@
+"""Faust without its own way of reading: the app, its group membership and its agents, but not its fetches or offsets.
+
+Faust's consumer is a member of the group over the input topics and never fetches: its partitions are paused inside
+aiokafka from the moment of the assignment on. Its fetch loop goes on asking that consumer each second for records,
+gets none, and so keeps three things working: the member counts as active (aiokafka leaves the group when nobody asks
+for records for ``max_poll_interval``), errors of the group's coordination come to the surface instead of leaving an
+idle process that looks healthy (Faust asks the fetcher only, which doesn't know them), and Faust's own life cycle.
+
+Heartbeats are sent from Faust's consumer thread, so a long step in the main loop doesn't cost the membership.
+
+The assignor is Faust's (sticky, topics with equal partition counts together): aiokafka's round robin gives one worker
+different partition numbers of different topics. Faust 0.15 takes it only if standby replicas are asked for or tables
+exist, hence ``table_standby_replicas=1``, which has no other effect without tables.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import faust
+import structlog
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+from aiokafka.structs import OffsetAndMetadata
+from faust.transport.drivers import aiokafka as driver
+from faust.types import TP
+from mode.utils.queues import FlowControlEvent, ThrowableQueue
+
+from streams import INPUT_TOPICS
+from streams.kafka.membership import Membership
+
+log = structlog.get_logger()
+
+
+class PausingListener(driver.ConsumerRebalanceListener):
+    """Pauses what is assigned before anything of it can be fetched. Runs in the consumer's thread."""
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """Pause, then tell the consumer in the main thread."""
+        self._thread._ensure_consumer().pause(*assigned)
+        await super().on_partitions_assigned(assigned)
+
+
+class MemberThread(driver.AIOKafkaConsumerThread):
+    """The thread that holds the membership."""
+
+    has_left = False
+
+    async def _fetch_records(
+        self, consumer: AIOKafkaConsumer, active_partitions: set[TP], timeout: float | None = None, **_: object
+    ) -> Mapping[TP, list[Any]]:
+        if self.has_left:
+            await asyncio.sleep(timeout or 1.0)
+            return {}
+        return await consumer.getmany(timeout_ms=int((timeout or 1.0) * 1000))
+
+    async def leave(self) -> None:
+        """Leave the group now: the others needn't wait for the session to run out."""
+        self.has_left = True
+        await self._ensure_consumer().stop()
+
+    async def publish(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Commit ``positions`` as the group's offsets, for tools that show lag. Nothing reads them back."""
+        if not self.has_left and positions:
+            await self._ensure_consumer().commit(
+                {partition: OffsetAndMetadata(offset, "") for partition, offset in positions.items()}
+            )
+
+
+class Consumer(driver.Consumer):
+    """Faust's consumer, whose assignments go to the membership."""
+
+    RebalanceListener = PausingListener
+    _thread: MemberThread
+
+    def _new_consumer_thread(self) -> MemberThread:
+        return MemberThread(self, loop=self.loop, beacon=self.beacon)
+
+    @property
+    def membership(self) -> Membership:
+        """The membership that the app was made with."""
+        return self.app.membership
+
+    async def on_partitions_revoked(self, revoked: set[TP]) -> None:
+        """Let nothing begin, wait for what is under way, then let Faust keep its books."""
+        await self.membership.revoked()
+        await super().on_partitions_revoked(revoked)
+
+    async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
+        """Take over what is new, let go what is lost, then let Faust keep its books."""
+        numbers: defaultdict[str, set[int]] = defaultdict(set)
+        for topic, number in assigned:
+            numbers[topic].add(number)
+        await self.membership.assigned(
+            {topic.name: frozenset(numbers[topic.name]) for topic in INPUT_TOPICS}, generation_id
+        )
+        await super().on_partitions_assigned(assigned, generation_id)
+
+    async def perform_seek(self) -> None:
+        """Nothing is read from here, so there is nothing to seek."""
+
+    def verify_event_path(self, now: float, tp: TP) -> None:
+        """Faust would complain that nothing is fetched."""
+
+    async def leave_group(self) -> None:
+        """Leave the group; the app is stopped afterwards."""
+        await self._thread.call_thread(self._thread.leave)
+
+    async def publish_positions(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Show ``positions`` as the group's offsets; failing is no harm."""
+        try:
+            await self._thread.call_thread(self._thread.publish, positions)
+        except (KafkaError, ValueError) as error:
+            log.debug("positions_not_published", error=repr(error))
+
+
+class Transport(driver.Transport):
+    """The transport of the app."""
+
+    Consumer = Consumer
+
+
+class Channel(faust.Channel):
+    """A channel that Faust never empties.
+
+    Faust clears the queues of all its channels at each rebalance, which would skip what is in them. Nothing in here is
+    ever out of place: everything names the ownership it is for, and what is for a former one is dropped there.
+    """
+
+    _open = FlowControlEvent(initially_suspended=False)
+
+    @property
+    def queue(self) -> ThrowableQueue[Any]:
+        """The queue of this subscriber."""
+        if self._queue is None:
+            self._queue = ThrowableQueue(maxsize=self.maxsize or 0, flow_control=self._open)
+        return self._queue

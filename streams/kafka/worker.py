@@ -1,0 +1,371 @@
+"""The stream worker: a Faust app whose partitions are owned by ``ownership.py``, and what it tells about itself.
+
+How it ends, as an exit code for the supervisor:
+
+====  =====================================================================================================
+0     asked to (SIGTERM, SIGINT): transactions under way were ended, the group was left, others go on at once
+69    Kafka could not be reached, or stayed away for a minute: start again
+70    an error that must not be passed over: a bug, or input that doesn't follow: start again, look at the log
+75    another worker has taken over meanwhile (this one was frozen or cut off): start again
+78    what is stored or set up doesn't fit: the log says what to do; starting again alone doesn't help
+====  =====================================================================================================
+
+When it must stop it doesn't wait for anything: no transaction begins any more, the group is left so that others take
+over without waiting for the session to run out, and if Faust's threads don't end in time the process is ended under
+them, because a thread that goes on sending heartbeats for dead partitions is the worst outcome.
+
+Kafka being away for a moment is no reason to stop: clients reconnect, and nothing is decided meanwhile. A transaction
+that was under way when Kafka went may have been aborted; then its commit fails and the process stops.
+
+A partition that has something to read and gets nowhere for STANDSTILL_SECONDS_MAX stops the process too: better one
+restart than a healthy-looking worker that does nothing.
+"""
+
+import asyncio
+import json
+import os
+import signal
+from functools import partial
+from typing import Any, Final
+
+import faust
+import structlog
+from aiohttp import web
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaConnectionError, KafkaError, ProducerFenced
+from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
+
+from streams import APPLICATION_ID, INPUT_TOPICS, WORKERS
+from streams.kafka import edge, topics
+from streams.kafka.intake import Fetched, Intake, InputOutOfOrder
+from streams.kafka.membership import AssignmentsDiffer, Membership
+from streams.kafka.ownership import Ownership, Surroundings
+from streams.kafka.restore import CannotTakeOver, MakePartition, reading
+from streams.kafka.transport import Channel, Transport
+from streams.partition import Partition
+from streams.rules.limits import Defaults
+from streams.rules.order import format_instant
+from streams.settings import Settings
+
+EXIT_ASKED: Final = 0
+EXIT_KAFKA_AWAY: Final = 69
+EXIT_ERROR: Final = 70
+EXIT_FENCED: Final = 75
+EXIT_SETUP: Final = 78
+
+REPORT_SECONDS: Final = 1.0
+PUBLISH_POSITIONS_SECONDS: Final = 5.0
+ASK_SECONDS_MAX: Final = 5.0
+KAFKA_AWAY_SECONDS_MAX: Final = 60.0
+STANDSTILL_SECONDS_MAX: Final = 30.0
+STOP_SECONDS_MAX: Final = 8.0
+
+LAG = Gauge("berth_lag_records", "Input records that are there and not handled yet.", ["partition"])
+READY = Gauge("berth_partition_ready", "Whether the partition decides.", ["partition"])
+
+log = structlog.get_logger()
+
+
+class StandsStill(Exception):  # noqa: N818 - it reads as what it is
+    """A partition has something to read and gets nowhere."""
+
+
+class KafkaAway(Exception):  # noqa: N818 - it reads as what it is
+    """Kafka has not answered for too long."""
+
+
+class App(faust.App):  # type: ignore[misc] # faust has no types
+    """The Faust app; it keeps nothing on disk."""
+
+    membership: Membership
+
+    def _create_directories(self) -> None:
+        """Nothing is stored here."""
+
+
+async def run_worker(settings: Settings, make_partition: MakePartition | None = None) -> int:
+    """Run a worker until it is asked to stop or must; the exit code, see above. ``make_partition``: another decider."""
+    bootstrap = settings.kafka_addresses()
+    try:
+        problems = await topics.check(bootstrap, settings.partitions)
+    except KafkaError as error:
+        log.error("kafka_not_reached", kafka=bootstrap, error=repr(error), advice="start Kafka or check BERTH_KAFKA")
+        return EXIT_KAFKA_AWAY
+    for problem in problems:
+        log.error("kafka_does_not_fit", about=problem.about, happened=problem.happened, advice=problem.advice)
+    if problems:
+        return EXIT_SETUP
+    if make_partition is None:
+        defaults = Defaults(parallelism_limit=settings.default_limit)
+        make_partition = partial(Partition, partitions=settings.partitions, defaults=defaults)
+    return await Worker(settings, bootstrap, make_partition).run()
+
+
+class Worker:
+    """One worker process."""
+
+    def __init__(self, settings: Settings, bootstrap: str, make_partition: MakePartition) -> None:
+        self.worker_id = edge.new_worker_id()
+        self.address = ""
+        self._settings = settings
+        self._bootstrap = bootstrap
+        self.app = _app(settings, bootstrap)
+        channel = Channel(self.app)
+        surroundings = Surroundings(settings, bootstrap, make_partition, channel.put, asyncio.Event())
+        self.membership = self.app.membership = Membership(surroundings)
+        self.app.topics.add(self.app.topic(*(topic.name for topic in INPUT_TOPICS), internal=False))
+        self.app.agent(channel, name="intake")(self._accept)
+        self._started = False
+        self._kafka_answered_at_seconds = edge.monotonic_seconds()
+        self._lags: dict[int, int] = {}
+        self._stands_since: dict[int, tuple[tuple[int, ...], float]] = {}
+
+    async def run(self) -> int:
+        """Run until asked to stop or until something must stop it; the exit code."""
+        asked = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, asked.set)
+        server = await self._serve()
+        app = asyncio.create_task(self._run_app(), name="faust")
+        watch = asyncio.create_task(self._watch(), name="watch")
+        asking = asyncio.create_task(asked.wait(), name="signals")
+        try:
+            await asyncio.wait({app, watch, asking, self.membership.halted}, return_when=asyncio.FIRST_COMPLETED)
+            code = self._why(app, watch)
+            await self._stop(code)
+        finally:
+            for task in (app, watch, asking):
+                task.cancel()
+            await asyncio.gather(app, watch, asking, return_exceptions=True)
+            await server.cleanup()
+        return code
+
+    async def _accept(self, stream: Any) -> None:
+        async for fetched in stream:
+            try:
+                fetched.intake.accept(fetched)
+            except InputOutOfOrder as error:
+                self.membership.halt(error)
+
+    # -- ending ---------------------------------------------------------------------------------------------------
+
+    async def _run_app(self) -> None:
+        await self.app.start()
+        self._started = True
+        await self.app.wait_until_stopped()
+        raise self.app.crash_reason or RuntimeError("Faust has stopped by itself")
+
+    def _why(self, app: asyncio.Task[None], watch: asyncio.Task[None]) -> int:
+        """The exit code, and the reason in the log."""
+        for ended in (self.membership.halted, app, watch):
+            if ended.done():
+                reason = ended.exception() or ended.result()
+                assert isinstance(reason, BaseException)
+                self.membership.halt(reason)
+                code = _exit_code(reason)
+                log.critical(
+                    "worker_stops", error=_text(reason), exit_code=code, exc_info=reason if code == 70 else None
+                )
+                return code
+        log.info("worker_asked_to_stop", partitions=sorted(self.membership.owned))
+        return EXIT_ASKED
+
+    async def _stop(self, code: int) -> None:
+        """End transactions under way, leave the group, stop Faust; end the process when that takes too long."""
+        try:
+            async with asyncio.timeout(STOP_SECONDS_MAX):
+                if code == EXIT_ASKED:
+                    await self.membership.leave()
+                if self._started:
+                    await self.app.consumer.leave_group()
+                    if code == EXIT_ASKED:
+                        await self._report(None)
+                await self.app.stop()
+        except (TimeoutError, KafkaError) as error:
+            log.error("worker_ended_hard", error=repr(error), exit_code=code)
+            os._exit(code)
+        log.info("worker_stopped", exit_code=code)
+
+    # -- telling --------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Each second: lag, standstill, the record in berth.workers, the group's offsets. Raises what must stop us."""
+        published_at = 0.0
+        while True:
+            try:
+                async with reading(self._bootstrap, "read_committed") as consumer:
+                    while True:
+                        async with asyncio.timeout(ASK_SECONDS_MAX):
+                            await self._measure(consumer)
+                            if self._started:
+                                await self._report(self.status())
+                        self._kafka_answered_at_seconds = now = edge.monotonic_seconds()
+                        if self._started and now - published_at > PUBLISH_POSITIONS_SECONDS:
+                            published_at = now
+                            await self.app.consumer.publish_positions(self._positions())
+                        await asyncio.sleep(REPORT_SECONDS)
+            except (KafkaError, TimeoutError) as error:
+                away_seconds = edge.monotonic_seconds() - self._kafka_answered_at_seconds
+                log.warning("kafka_does_not_answer", seconds=round(away_seconds, 1), error=repr(error))
+                if away_seconds > KAFKA_AWAY_SECONDS_MAX:
+                    raise KafkaAway(f"Kafka has not answered for {away_seconds:.0f} s") from error
+                await asyncio.sleep(REPORT_SECONDS)
+
+    async def _measure(self, consumer: AIOKafkaConsumer) -> None:
+        intakes = self._intakes()
+        ends = await consumer.end_offsets(
+            [TopicPartition(topic.name, number) for number in intakes for topic in INPUT_TOPICS]
+        )
+        self._lags = dict.fromkeys(intakes, 0)
+        for (topic, number), end in ends.items():
+            self._lags[number] += max(0, end - intakes[number].position(topic))
+        for number, ownership in self.membership.owned.items():
+            LAG.labels(number).set(self._lags.get(number, 0))
+            READY.labels(number).set(ownership.state == "running")
+        self._check_standstill(intakes)
+
+    def _check_standstill(self, intakes: dict[int, Intake]) -> None:
+        now = edge.monotonic_seconds()
+        before, self._stands_since = self._stands_since, {}
+        for number, intake in intakes.items():
+            if not (self._lags[number] and self.membership.has_assignment):
+                continue
+            positions = tuple(intake.position(topic.name) for topic in INPUT_TOPICS)
+            known = before.get(number)
+            since = known[1] if known is not None and known[0] == positions else now
+            self._stands_since[number] = (positions, since)
+            if now - since > STANDSTILL_SECONDS_MAX:
+                raise StandsStill(
+                    f"Partition {number} has {self._lags[number]} records to read and has read none for "
+                    f"{STANDSTILL_SECONDS_MAX:.0f} s"
+                )
+
+    def _intakes(self) -> dict[int, Intake]:
+        return {
+            number: ownership.intake
+            for number, ownership in self.membership.owned.items()
+            if ownership.intake is not None and ownership.state == "running"
+        }
+
+    def _positions(self) -> dict[TopicPartition, int]:
+        return {
+            TopicPartition(topic.name, number): intake.position(topic.name)
+            for number, intake in self._intakes().items()
+            for topic in INPUT_TOPICS
+        }
+
+    def status(self) -> dict[str, Any]:
+        """What /readyz and the record in berth.workers say; times as RFC 3339."""
+        return {
+            "address": self.address,
+            "at": format_instant(edge.now_us()),
+            "partitions": {
+                str(number): self._status_of(ownership) for number, ownership in sorted(self.membership.owned.items())
+            },
+        }
+
+    def _status_of(self, ownership: Ownership) -> dict[str, Any]:
+        return {
+            "state": ownership.state,
+            "lag": self._lags.get(ownership.number) if ownership.state == "running" else None,
+            "last_progress_at": format_instant(ownership.last_progress_at_us),
+            "stopped_at": ownership.stopped_at,
+        }
+
+    def why_not_ready(self) -> list[str]:
+        """What keeps this worker from deciding everything that it owns; empty: nothing."""
+        reasons = []
+        if self.membership.halted.done():
+            reasons.append("stopping")
+        if not self._started:
+            reasons.append("starting")
+        elif not self.membership.has_assignment:
+            waited = edge.monotonic_seconds() - self.membership.unassigned_since_seconds
+            if waited > self._settings.session_timeout_seconds:
+                reasons.append(f"without an assignment for {waited:.0f} s")
+        away = edge.monotonic_seconds() - self._kafka_answered_at_seconds
+        if away > ASK_SECONDS_MAX + REPORT_SECONDS:
+            reasons.append(f"Kafka has not answered for {away:.0f} s")
+        for number, ownership in sorted(self.membership.owned.items()):
+            if ownership.state != "running":
+                reasons.append(f"partition {number} is {ownership.state}")
+        return reasons
+
+    async def _report(self, status: dict[str, Any] | None) -> None:
+        """Write the record in berth.workers; None: this worker is gone."""
+        value = None if status is None else json.dumps(status, separators=(",", ":")).encode()
+        await self.app.producer.send_and_wait(WORKERS.name, self.worker_id.encode(), value, None, None, None)
+
+    # -- answering ------------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> web.AppRunner:
+        """Answer /healthz, /readyz and /metrics on 127.0.0.1."""
+        site = web.Application()
+        site.add_routes(
+            [
+                web.get("/healthz", self._answer_health),
+                web.get("/readyz", self._answer_ready),
+                web.get("/metrics", _answer_metrics),
+            ]
+        )
+        runner = web.AppRunner(site, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", self._settings.worker_port).start()
+        port = runner.addresses[0][1]
+        self.address = f"127.0.0.1:{port}"
+        log.info("worker_listens", worker_id=self.worker_id, readyz=f"http://{self.address}/readyz")
+        return runner
+
+    async def _answer_health(self, _request: web.Request) -> web.Response:
+        return web.json_response({"healthy": not self.membership.halted.done()})
+
+    async def _answer_ready(self, _request: web.Request) -> web.Response:
+        reasons = self.why_not_ready()
+        body = {"ready": not reasons, "reasons": reasons, "worker_id": self.worker_id, **self.status()}
+        return web.json_response(body, status=503 if reasons else 200)
+
+
+async def _answer_metrics(_request: web.Request) -> web.Response:
+    return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _app(settings: Settings, bootstrap: str) -> App:
+    session_seconds = settings.session_timeout_seconds
+    app = App(
+        APPLICATION_ID,
+        broker=";".join(f"kafka://{address}" for address in bootstrap.split(",")),
+        store="memory://",
+        web_enabled=False,
+        topic_partitions=settings.partitions,
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        table_standby_replicas=1,
+        key_serializer="raw",
+        value_serializer="raw",
+        broker_session_timeout=session_seconds,
+        # A rebalance lasts until the last member has heard of it with a heartbeat, so often means soon over.
+        broker_heartbeat_interval=session_seconds / 15,
+        broker_rebalance_timeout=2 * session_seconds,
+        broker_max_poll_interval=2 * session_seconds,
+        broker_request_timeout=max(30.0, 4 * session_seconds),
+        stream_recovery_delay=0.0,
+        consumer_auto_offset_reset="earliest",
+    )
+    app.transport = Transport(app.conf.broker_consumer, app)
+    return app
+
+
+def _exit_code(reason: BaseException) -> int:
+    if isinstance(reason, ProducerFenced):
+        return EXIT_FENCED
+    if isinstance(reason, CannotTakeOver | AssignmentsDiffer):
+        return EXIT_SETUP
+    if isinstance(reason, KafkaAway | KafkaConnectionError | TimeoutError):
+        return EXIT_KAFKA_AWAY
+    return EXIT_ERROR
+
+
+def _text(reason: BaseException) -> str:
+    if isinstance(reason, ProducerFenced):
+        return "another worker has taken over meanwhile; nothing of the last transaction is visible"
+    return str(reason) or repr(reason)
