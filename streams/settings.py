@@ -72,6 +72,10 @@ class Settings(BaseSettings):
     data_directory: Path = Field(
         default=Path(".berth"), description="a path: where the embedded servers keep their data"
     )
+    jar_repository: Annotated[str, Field(pattern="^https?://[^ ]+$")] | None = Field(
+        default=None,
+        description="http(s)://…: a mirror of the central Maven repository, from which Kafka is downloaded once",
+    )
     session_timeout_seconds: float = Field(
         default=6.0, ge=1.0, le=300.0, description="seconds from 1 to 300: a silent worker's partitions go to others"
     )

@@ -24,9 +24,9 @@ from packaging.requirements import Requirement
 from rich.console import Console
 from rich.text import Text
 
-from api.cli import kafka_jars
 from api.cli.directory_lock import LOCK_FILE_NAME, cannot_write
-from api.cli.embedded_kafka import DISK_NEEDED_BYTES, USUAL_PORT, jar_cache_directory
+from api.cli.embedded_kafka import DISK_NEEDED_BYTES, USUAL_PORT
+from api.cli.kafka_jars import KAFKA_VERSION, KafkaJars
 from streams.kafka import topics
 from streams.settings import ENDPOINTS_FILE_NAME, Settings, SettingsRefused, load_settings
 
@@ -109,10 +109,10 @@ def _java() -> Finding:
 
 
 def _jars(_settings: Settings) -> Finding:
-    folder = kafka_jars.jar_folder(jar_cache_directory())
-    if kafka_jars.is_complete(folder):
-        return Finding("Kafka", "ok", f"{kafka_jars.KAFKA_VERSION} in {folder}")
-    text = f"{kafka_jars.KAFKA_VERSION} is not downloaded yet"
+    jars = KafkaJars()
+    if jars.are_complete():
+        return Finding("Kafka", "ok", f"{KAFKA_VERSION} in {jars.folder}")
+    text = f"{KAFKA_VERSION} is not downloaded yet"
     return Finding("Kafka", "note", text, "berth up downloads it once (about 45 MB) and then needs no network")
 
 

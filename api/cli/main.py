@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from api.cli import doctor, topics, up, verify
+from api.cli import demo, doctor, runner, topics, up, verify, worker
 from api.cli.command_failed import CommandFailed
 from streams.settings import SettingsRefused
 
@@ -58,6 +58,9 @@ app = Berth(
     rich_markup_mode=None,
 )
 app.command("up")(up.up)
+app.command("worker")(worker.worker)
+app.command("runner")(runner.runner)
+app.command("demo")(demo.demo)
 app.add_typer(topics.app, name="topics")
 app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)

@@ -21,6 +21,7 @@ from rich.console import Console
 from api.cli.command_failed import CommandFailed
 from api.cli.directory_lock import DirectoryLock, cannot_write
 from api.cli.embedded_kafka import USUAL_PORT, EmbeddedKafka
+from api.cli.kafka_jars import KafkaJars
 from api.cli.topics import require_fit
 from streams.kafka import topics
 from streams.settings import ENDPOINTS_FILE_NAME, Settings, load_settings
@@ -75,7 +76,12 @@ def services(settings: Settings, console: Console) -> Iterator[Services]:
             lock.acquire(status.update)
             stack.callback(lock.release)
             if bootstrap is None:
-                kafka = EmbeddedKafka(settings.data_directory / "kafka", port=USUAL_PORT, report=status.update)
+                kafka = EmbeddedKafka(
+                    settings.data_directory / "kafka",
+                    port=USUAL_PORT,
+                    report=status.update,
+                    jars=KafkaJars(repository=settings.jar_repository),
+                )
                 stack.callback(kafka.stop)
                 bootstrap = kafka.start().bootstrap
             status.update("making the topics")

@@ -1,0 +1,57 @@
+"""``berth worker``: one stream worker in the foreground."""
+
+import asyncio
+import logging
+import sys
+from typing import Annotated, Literal
+
+import structlog
+import typer
+
+from streams.kafka.worker import run_worker
+from streams.settings import load_settings
+
+
+def worker(
+    start_from: Annotated[
+        Literal["earliest", "latest"] | None,
+        typer.Option(
+            "--from",
+            help="Where to begin reading when nothing is stored at all; no effect later. Default: BERTH_START_FROM.",
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65_535,
+            help="Port of /readyz and /metrics on 127.0.0.1, 0: a free one. Default: BERTH_WORKER_PORT.",
+        ),
+    ] = None,
+) -> None:
+    """Decide: read triggers, statuses and controls, write dispatches and decisions, until Ctrl-C or SIGTERM.
+
+    Start as many as you like, on as many machines: they share the partitions, and take over from one that dies. The log
+    is one JSON object a line on standard output.
+
+    Exit codes for a supervisor: 0 was asked to end; 69 Kafka away, 70 an error, 75 another worker took over: start it
+    again; 78 the setup doesn't fit, the log says what to do.
+    """
+    given = {"start_from": start_from, "worker_port": port}
+    settings = load_settings().model_copy(update={name: value for name, value in given.items() if value is not None})
+    log_as_json()
+    raise typer.Exit(asyncio.run(run_worker(settings)))
+
+
+def log_as_json() -> None:
+    """One JSON object a line, on standard output; words of libraries from warnings on, on standard error."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper("iso"),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stdout),
+    )
