@@ -324,7 +324,7 @@ class ResumeTrigger(Control):
     on_busy: Annotated[str | None, BeforeValidator(_any_on_busy)] = None
 
 
-def content_sha256(command: "Trigger | Stop | Control") -> str:
+def content_sha256(command: Message) -> str:
     """Digest of what the sender asked for, so that the same id with other content is noticed (F8)."""
     ignored = {"v", "decide_before", "content_sha256", "default_limit", "repeats"}
     is_trigger = isinstance(command, Trigger)  # in a control null differs from absent, in a trigger it doesn't
