@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from pydantic_core import from_json
 from rich.console import Console
 from rich.live import Live
@@ -36,6 +36,7 @@ from streams import CONTROLS, DECISIONS, STATUSES, TRIGGERS
 from streams.rules.limits import BACKLOG_DEPTH_MAX, PARALLELISM_LIMIT_MAX
 from streams.settings import load_settings
 
+WATCHED: Final = (DECISIONS.name, STATUSES.name)
 TELL_SECONDS: Final = 1.0
 LIVE_SECONDS: Final = 0.2
 POLL_MILLISECONDS: Final = 100
@@ -246,6 +247,7 @@ class _Demo:
     async def _reading(self) -> AsyncIterator[AIOKafkaConsumer]:
         """Decisions and statuses from now on."""
         consumer = AIOKafkaConsumer(
+            *WATCHED,
             bootstrap_servers=self._bootstrap,
             isolation_level="read_committed",
             enable_auto_commit=False,
@@ -253,20 +255,14 @@ class _Demo:
         )
         await consumer.start()
         try:
-            existing = await consumer.topics()
-            missing = {DECISIONS.name, STATUSES.name, TRIGGERS.name, CONTROLS.name} - existing
+            partitions = consumer.assignment()
+            missing = set(WATCHED) - {partition.topic for partition in partitions}
             if missing:
                 raise CommandFailed(
                     f"Kafka at {self._bootstrap} has no topics of Berth ({', '.join(sorted(missing))}).",
                     kept="everything; nothing was sent.",
                     advice="make them: berth topics create.",
                 )
-            partitions = [
-                TopicPartition(topic.name, number)
-                for topic in (DECISIONS, STATUSES)
-                for number in consumer.partitions_for_topic(topic.name) or ()
-            ]
-            consumer.assign(partitions)
             ends = await consumer.end_offsets(partitions)
             for partition, end in ends.items():
                 consumer.seek(partition, end)
@@ -362,6 +358,7 @@ class _Demo:
             f"{self._plan.limit}: {progress.started} attempts started, {progress.count('finished')} finished, "
             f"{progress.count('failed')} failed for good, {progress.refused} refused. {rest}\n{freed}",
             highlight=False,
+            soft_wrap=True,
         )
 
 
