@@ -364,9 +364,7 @@ class EmbeddedKafka:
         elif "OutOfMemoryError" in tail or "insufficient memory" in tail:
             happened, advice = "it ran out of memory", "give this machine more free memory, then start again."
         else:
-            lines = [
-                line for line in tail.splitlines() if " ERROR " in line or " FATAL " in line or "Exception" in line
-            ]
+            lines = [line for line in tail.splitlines() if re.search(" ERROR | FATAL |Exception|error: ", line)]
             happened = f"exit code {returncode}" + (f": {lines[-1].strip()}" if lines else "")
             advice = "start again; if it fails again, its log says more."
         return CommandFailed(
