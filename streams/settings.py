@@ -8,7 +8,6 @@ the topics were made with the wrong count, which is for life.
 
 import difflib
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -49,7 +48,8 @@ class Endpoints(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    kafka: Addresses
+    kafka: Addresses | None = None
+    database_url: str | None = None
 
 
 class Settings(BaseSettings):
@@ -127,28 +127,38 @@ class Settings(BaseSettings):
         """
         if self.kafka is not None:
             return self.kafka
-        return self._endpoint("kafka", _addresses, "No Kafka is known: BERTH_KAFKA is not set", "BERTH_KAFKA=host:port")
+        return self._endpoint("kafka", "No Kafka is known: BERTH_KAFKA is not set", "BERTH_KAFKA=host:port")
 
     def database_address(self) -> str:
-        """URL of PostgreSQL: that set, else of the one that ``berth up`` runs. Raises SettingsRefused without either."""
+        """URL of PostgreSQL: that set, else of the one that ``berth up`` runs.
+
+        Raises SettingsRefused when there is neither.
+        """
         if self.database_url is not None:
             return self.database_url
         return self._endpoint(
             "database_url",
-            str,
             "No PostgreSQL is known: BERTH_DATABASE_URL is not set",
             "BERTH_DATABASE_URL=postgresql://user@host:port/database",
         )
 
-    def _endpoint(self, name: str, read: Callable[[str], str], unknown: str, setting: str) -> str:
+    def _endpoint(self, name: Literal["kafka", "database_url"], unknown: str, setting: str) -> str:
         path = self.data_directory / ENDPOINTS_FILE_NAME
+        reason = "it names none"
         try:
-            return read(str(json.loads(path.read_bytes())[name]))
-        except (OSError, ValueError, KeyError) as error:
-            raise SettingsRefused(
-                f"{unknown}, and {path} can't be used ({error!r}).",
-                f"start one with `berth up` in this directory, or set {setting}.",
-            ) from error
+            found = Endpoints.model_validate_json(path.read_bytes())
+        except OSError as error:
+            reason = str(error.strerror)
+        except ValueError:
+            reason = "it is not what berth up writes"
+        else:
+            address: str | None = getattr(found, name)
+            if address is not None:
+                return address
+        raise SettingsRefused(
+            f"{unknown}, and {path} can't be used ({reason}).",
+            f"start one with `berth up` in this directory, or set {setting}.",
+        )
 
 
 def load_settings() -> Settings:
