@@ -46,7 +46,7 @@ STOP_TIMEOUT_SECONDS: Final = 30.0
 DISK_NEEDED_BYTES: Final = 64 * 1024 * 1024
 """Below this much free space the broker isn't started: it would die within the first minutes."""
 
-_BROKER_SETTINGS: Final = """\
+BROKER_SETTINGS: Final = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller_port}
@@ -234,7 +234,7 @@ class EmbeddedKafka:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         properties = self.directory / "format.properties"
-        properties.write_text(_BROKER_SETTINGS.format(port=1, controller_port=2, data=unfinished))
+        properties.write_text(BROKER_SETTINGS.format(port=1, controller_port=2, data=unfinished))
         tool = ("kafka.tools.StorageTool", "format", "-t", new_cluster_id(), "-c", properties)
         done = subprocess.run(
             self._java(java_class_path, *tool),
@@ -272,7 +272,7 @@ class EmbeddedKafka:
 
     def _spawn(self, java_class_path: str, lock_descriptor: int, port: int, controller_port: int) -> None:
         properties = self.directory / "server.properties"
-        settings = _BROKER_SETTINGS.format(port=port, controller_port=controller_port, data=self.directory / "data")
+        settings = BROKER_SETTINGS.format(port=port, controller_port=controller_port, data=self.directory / "data")
         properties.write_text(settings + self._overrides)
         if self.log_path.exists():
             self.log_path.replace(self.directory / "broker.log.previous")
