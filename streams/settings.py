@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from streams.rules.limits import PARALLELISM_LIMIT_MAX, PARALLELISM_LIMIT_MIN, POOL_CAPACITY_MAX
 
 ENDPOINTS_FILE_NAME: Final = "endpoints.json"
-"""In the data directory: where the servers that ``berth up`` started listen: ``kafka``, ``database_url``."""
+"""In the data directory: where the servers that ``berth up`` started listen: ``kafka``, ``database_url``, ``api``."""
 NOT_SETTINGS: Final = frozenset({"BERTH_REQUIRE_SERVICES", "BERTH_SEED"})
 """Variables with our prefix that are for the tests and not for a deployment."""
 
@@ -50,6 +50,7 @@ class Endpoints(BaseModel):
 
     kafka: Addresses | None = None
     database_url: str | None = None
+    api: str | None = None
 
 
 class Settings(BaseSettings):

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from api.cli import demo, doctor, runner, topics, up, verify, worker
+from api.cli import api, demo, doctor, runner, topics, up, verify, worker
 from api.cli.command_failed import CommandFailed
 from streams.settings import SettingsRefused
 
@@ -59,6 +59,7 @@ app = Berth(
 )
 app.command("up")(up.up)
 app.command("worker")(worker.worker)
+app.command("api")(api.api)
 app.command("runner")(runner.runner)
 app.command("demo")(demo.demo)
 app.add_typer(topics.app, name="topics")
