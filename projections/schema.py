@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Final
@@ -65,19 +64,6 @@ def migrations(directory: Traversable | None = None) -> list[Migration]:
             found.append(Migration(int(named[1]), named[2], file.read_text(encoding="utf-8")))
     assert [migration.number for migration in found] == list(range(1, len(found) + 1)), "numbers have gaps"
     return found
-
-
-@cache
-def queries() -> dict[str, str]:
-    """The reads of queries.sql by name."""
-    text = (resources.files(__package__) / "queries.sql").read_text(encoding="utf-8")
-    blocks = text.split("-- name: ")[1:]
-    named = {}
-    for block in blocks:
-        name, _, statement = block.partition("\n")
-        named[name.strip()] = statement.strip().removesuffix(";")
-    assert len(named) == len(blocks), "two queries have the same name"
-    return named
 
 
 def connect(url: str, schema: str = LIVE_SCHEMA) -> Connection:

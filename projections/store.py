@@ -144,7 +144,8 @@ class Store:
         try:
             schema.migrate(connection, self.schema)
             _adapt(connection)
-            for name in ("enable_seqscan", "enable_hashjoin", "enable_mergejoin"):
+            # What a crash of the server loses is applied again from the log: waiting for the disk protects nothing.
+            for name in ("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "synchronous_commit"):
                 connection.execute(sql.SQL("SET {} TO off").format(sql.Identifier(name)))
             for table in TABLES:
                 self._types[table.name] = _column_types(connection, table)
@@ -194,17 +195,17 @@ class Store:
                 row = _read_text(record)
                 texts[row[:4]] = row
         dead_letters = [_dead_letter(record) for record in batch.records if record.topic == DEAD_LETTERS.name]
-        applied: Applied | None = None
-        with self.connection.transaction() as transaction, self.connection.cursor(binary=True) as cursor:
-            _lock_writer(cursor)
-            if not _move(cursor, batch):
-                raise psycopg.Rollback(transaction)
-            due = self._apply_decisions(cursor, decisions)
-            self._replace(cursor, _TEXTS, texts.values())
-            self._copy(cursor, _DEAD_LETTERS, dead_letters)
-            cursor.execute(f"NOTIFY {CHANNEL}")
-            applied = Applied([decision.at for _, decision in decisions], due)
-        return Moved(_positions(self.connection)) if applied is None else applied
+        try:
+            with self.connection.transaction(), self.connection.cursor(binary=True) as cursor:
+                _lock_writer(cursor)
+                _move(cursor, batch)
+                due = self._apply_decisions(cursor, decisions)
+                self._replace(cursor, _TEXTS, texts.values())
+                self._copy(cursor, _DEAD_LETTERS, dead_letters)
+                cursor.execute(f"NOTIFY {CHANNEL}")
+        except _IsElsewhere:
+            return Moved(_positions(self.connection))
+        return Applied([decision.at for _, decision in decisions], due)
 
     def _apply_decisions(self, cursor: Cursor, decisions: list[tuple[LogRecord, Decision]]) -> list[str]:
         if not decisions:
@@ -355,8 +356,12 @@ def _lock_writer(cursor: Cursor) -> None:
     cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", (LOCK_CLASS, WRITER_LOCK))
 
 
-def _move(cursor: Cursor, batch: Batch) -> bool:
-    """Move the checkpoints from where the batch begins to where it ends; False if one was elsewhere."""
+class _IsElsewhere(Exception):  # noqa: N818 - it reads as what it is
+    """A checkpoint is not where the batch begins."""
+
+
+def _move(cursor: Cursor, batch: Batch) -> None:
+    """Move the checkpoints from where the batch begins to where it ends. Raises _IsElsewhere."""
     moves = [(*position, batch.begins[position], end) for position, end in batch.ends.items()]
     topics, partitions, begins, ends = zip(*moves, strict=True)
     cursor.execute(
@@ -366,7 +371,8 @@ def _move(cursor: Cursor, batch: Batch) -> bool:
         " AND checkpoints.next_offset = moves.begins",
         (list(topics), list(partitions), list(begins), list(ends)),
     )
-    return cursor.rowcount == len(moves)
+    if cursor.rowcount != len(moves):
+        raise _IsElsewhere
 
 
 def _positions(connection: Connection) -> dict[Position, int]:

@@ -197,8 +197,10 @@ class EmbeddedKafka:
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
-        """Freeze the broker (SIGSTOP): connections stay open and nothing answers."""
-        self._require_process().send_signal(signal.SIGSTOP)
+        """Freeze the broker (SIGSTOP): when this returns, connections are open and nothing answers."""
+        process = self._require_process()
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Let a frozen broker go on (SIGCONT)."""
@@ -253,14 +255,14 @@ class EmbeddedKafka:
     def _run(self, java_class_path: str, lock_descriptor: int) -> None:
         """Start the broker process; take other ports when somebody was quicker than we with one of them."""
         for _ in range(3):
-            port = self._port or _free_port(self._wanted_port)
-            if not _is_free(port):  # of an earlier start: clients expect the broker there
+            port = self._port or free_port(self._wanted_port)
+            if not is_free(port):  # of an earlier start: clients expect the broker there
                 raise CommandFailed(
                     f"port {port}, on which this Kafka was, is now used by another program.",
                     kept=f"all data in {self.directory}; nothing was started.",
                     advice=f"see who it is with: ss -ltnp sport = :{port}; end it and start again.",
                 )
-            controller_port = _free_port(None, other_than=port)
+            controller_port = free_port(None, other_than=port)
             self._spawn(java_class_path, lock_descriptor, port, controller_port)
             if self._wait_until_started():
                 self._port = port
@@ -383,12 +385,12 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in foreign}
 
 
-def _free_port(wanted: int | None, other_than: int | None = None) -> int:
+def free_port(wanted: int | None, other_than: int | None = None) -> int:
     """``wanted`` if nobody listens there, else a free one below the range of outgoing connections."""
     start = 20_000 + (os.getpid() * 7) % 10_000
     candidates: list[int] = [*([wanted] if wanted else []), *range(start, 32_000), *range(10_000, start)]
     for port in candidates:
-        if port != other_than and _is_free(port):
+        if port != other_than and is_free(port):
             return port
     raise CommandFailed(
         "no free port between 10000 and 32000 on 127.0.0.1.",
@@ -397,7 +399,7 @@ def _free_port(wanted: int | None, other_than: int | None = None) -> int:
     )
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
