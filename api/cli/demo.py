@@ -326,9 +326,9 @@ class _Demo:
         seconds = time.monotonic() - self._began
         if self._as_json:
             state = "running" if self._answered.is_set() else "waiting_for_worker"
-            self._console.out(json.dumps(self._as_object(state)), highlight=False)
+            typer.echo(json.dumps(self._as_object(state)))
             return
-        words = in_words(self._progress, seconds)
+        words = in_words(self._as_object("running"))
         if not self._answered.is_set():
             words = WAITING_WORDS if seconds > NO_WORKER_SECONDS else "setting the agents' limits"
         if live is None:
@@ -342,7 +342,7 @@ class _Demo:
     def _sum_up(self) -> None:
         progress, seconds = self._progress, time.monotonic() - self._began
         if self._as_json:
-            self._console.out(json.dumps(self._as_object("ended")), highlight=False)
+            typer.echo(json.dumps(self._as_object("ended")))
             return
         latency = progress.freed_to_next()
         freed = (

@@ -1,16 +1,15 @@
 """The runner of the workloads: reports ``finished`` only, and logs each run. One for every system measured.
 
-Arguments: bootstrap, "berth" or "floor", topic of dispatches, topic of completions, number of items, seconds of a run,
-file for the log. It says "ready", hears "go", and then reads from the beginning.
+Arguments: bootstrap, "berth" or "floor", topic of dispatches, topic of completions, number of items, seconds of a run.
+It says "ready", hears "go", reads from the beginning, and says "done" with its log.
 """
 
 import asyncio
 import json
 import sys
 import time
-from pathlib import Path
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from pydantic_core import from_json
 
 from tests.bench.processes import say, words
@@ -39,65 +38,71 @@ def _of_floor(value: bytes) -> tuple[str, bytes] | None:
     return value.decode(), value
 
 
-async def main(
-    bootstrap: str, dialect: str, dispatches: str, completions: str, count: int, run_seconds: float, path: Path
-) -> None:
-    read = _of_berth if dialect == "berth" else _of_floor
-    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", linger_ms=0)
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=bootstrap, auto_offset_reset="earliest", isolation_level="read_committed"
-    )
-    await producer.start()
-    await consumer.start()
-    runs: list[Run] = []
-    tasks: set[asyncio.Task[None]] = set()
-    stopped = asyncio.Event()
+class LeanRunner:
+    def __init__(self, bootstrap: str, dialect: str, completions: str, count: int, run_seconds: float) -> None:
+        self.runs: list[Run] = []
+        self.is_over = asyncio.Event()
+        self.producer = AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", linger_ms=0)
+        self.consumer = AIOKafkaConsumer(
+            bootstrap_servers=bootstrap, auto_offset_reset="earliest", isolation_level="read_committed"
+        )
+        self._read = _of_berth if dialect == "berth" else _of_floor
+        self._completions = completions
+        self._count = count
+        self._run_seconds = run_seconds
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def work(id: str, key: bytes, completion: bytes, started_ns: int) -> None:
-        if run_seconds:
-            await asyncio.sleep(run_seconds)
-        runs.append(Run(*item_of(id), started_ns, time.monotonic_ns()))
-        await producer.send(completions, key=key, value=completion)
-
-    async def take() -> None:
-        consumer.assign([TopicPartition(dispatches, number) for number in range(PARTITIONS)])
-        while len(runs) < count:
-            for records in (await consumer.getmany(timeout_ms=200)).values():
+    async def take(self, dispatches: str) -> None:
+        self.consumer.assign([TopicPartition(dispatches, number) for number in range(PARTITIONS)])
+        while len(self.runs) < self._count:
+            for records in (await self.consumer.getmany(timeout_ms=200)).values():
                 for record in records:
-                    started_ns = time.monotonic_ns()
-                    taken = read(record.value)
-                    if taken is None or taken[0].startswith(ENDLESS):
-                        continue
-                    if run_seconds:
-                        task = asyncio.create_task(work(taken[0], record.key, taken[1], started_ns))
-                        tasks.add(task)
-                        task.add_done_callback(tasks.discard)
-                    else:
-                        await work(taken[0], record.key, taken[1], started_ns)
-        stopped.set()
+                    await self._begin(record, time.monotonic_ns())
+        self.is_over.set()
+
+    async def _begin(self, record: ConsumerRecord, started_ns: int) -> None:
+        taken = self._read(record.value)
+        if taken is None or taken[0].startswith(ENDLESS):
+            return
+        id, completion = taken
+        if self._run_seconds:
+            task = asyncio.create_task(self._work(id, record.key, completion, started_ns))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            await self._work(id, record.key, completion, started_ns)
+
+    async def _work(self, id: str, key: bytes, completion: bytes, started_ns: int) -> None:
+        if self._run_seconds:
+            await asyncio.sleep(self._run_seconds)
+        self.runs.append(Run(*item_of(id), started_ns, time.monotonic_ns()))
+        await self.producer.send(self._completions, key=key, value=completion)
+
+
+async def main(bootstrap: str, dialect: str, dispatches: str, completions: str, count: int, run_seconds: float) -> None:
+    runner = LeanRunner(bootstrap, dialect, completions, count, run_seconds)
+    await runner.producer.start()
+    await runner.consumer.start()
 
     async def hear() -> None:
+        taking: list[asyncio.Task[None]] = []
         async for word in words():
             if word == "go":
                 say("went", at_ns=time.monotonic_ns())
-                taking.append(asyncio.create_task(take()))
+                taking.append(asyncio.create_task(runner.take(dispatches)))
             else:
-                stopped.set()
+                runner.is_over.set()
 
-    taking: list[asyncio.Task[None]] = []
     hearing = asyncio.create_task(hear())
     say("ready")
-    await stopped.wait()
+    await runner.is_over.wait()
     hearing.cancel()
-    for task in taking:
-        task.cancel()
-    await producer.flush()
-    path.write_text(json.dumps(runs))
-    say("done", count=len(runs))
-    await consumer.stop()
-    await producer.stop()
+    await runner.producer.flush()
+    say("done", runs=runner.runs)
+    await runner.consumer.stop()
+    await runner.producer.stop()
 
 
 if __name__ == "__main__":
-    _, bootstrap, dialect, dispatches, completions, count, run_seconds, path = sys.argv
-    asyncio.run(main(bootstrap, dialect, dispatches, completions, int(count), float(run_seconds), Path(path)))
+    _, bootstrap, dialect, dispatches, completions, count, run_seconds = sys.argv
+    asyncio.run(main(bootstrap, dialect, dispatches, completions, int(count), float(run_seconds)))

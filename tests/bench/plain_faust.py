@@ -19,7 +19,7 @@ from tests.bench.processes import say
 PARTITIONS = 8
 
 
-class App(faust.App):  # type: ignore[misc] # faust has no types
+class App(faust.App):
     def _create_directories(self) -> None:
         """Nothing is stored here."""
 

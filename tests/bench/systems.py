@@ -6,12 +6,9 @@ that of completions and dispatches alone, for both.
 
 import asyncio
 import itertools
-import json
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -26,6 +23,11 @@ from tests.brokers import delete_topics
 _numbers = itertools.count(time.time_ns() // 1_000_000_000)
 
 
+def next_number() -> int:
+    """For names of topics: never used before."""
+    return next(_numbers)
+
+
 async def run_on_berth(bootstrap: str, planned: Workload) -> dict[str, Any]:
     async with berth_worker(bootstrap) as worker, producing(bootstrap) as producer:
         await worker.ready()
@@ -34,35 +36,34 @@ async def run_on_berth(bootstrap: str, planned: Workload) -> dict[str, Any]:
         if planned.backlog:
             await pipeline(producer, planned.backlog)
             await worker.handled(expected := expected + len(planned.backlog))
-        async with _runner(bootstrap, "berth", DISPATCHES.name, STATUSES.name, planned) as (runner, path):
+        async with _runner(bootstrap, "berth", DISPATCHES.name, STATUSES.name, planned) as runner:
             enqueued = await berth.enqueue(producer, TRIGGERS.name, planned.items)
             await worker.handled(expected + len(planned.items))
             before = await worker.metrics()
-            found = await _switch_on(runner, path, planned)
+            found = await _switch_on(runner, planned)
             after = await worker.metrics()
         transactions = after["berth_transactions_total"] - before["berth_transactions_total"]
         return {"enqueued_per_second": round(enqueued), "transactions": int(transactions), **found}
 
 
 async def run_on_floor(bootstrap: str, planned: Workload) -> dict[str, Any]:
-    prefix = f"bench.floor.{next(_numbers)}."
-    async with new_topics(bootstrap, *(f"{prefix}{kind}" for kind in ("start", "done", "dispatch", "positions"))):
-        async with (
-            child("tests.bench.floor", bootstrap, prefix, str(planned.limit)) as floor,
-            producing(bootstrap) as producer,
-        ):
-            await floor.event("ready")
-            expected = 0
-            for item in planned.backlog:
-                await producer.send(f"{prefix}start", key=item[0].encode(), value=item_id(item).encode())
-            await producer.flush()
-            await _handled(floor, expected := expected + len(planned.backlog))
-            async with _runner(bootstrap, "floor", f"{prefix}dispatch", f"{prefix}done", planned) as (runner, path):
-                enqueued = await berth.enqueue(producer, f"{prefix}start", planned.items, for_floor=True)
-                before = await _handled(floor, expected + len(planned.items))
-                found = await _switch_on(runner, path, planned)
-                after = floor.events[-1][1]["transactions"]
-            return {"enqueued_per_second": round(enqueued), "transactions": after - before, **found}
+    prefix = f"bench.floor.{next_number()}."
+    async with (
+        new_topics(bootstrap, *(f"{prefix}{kind}" for kind in ("start", "done", "dispatch", "positions"))),
+        child("tests.bench.floor", bootstrap, prefix, str(planned.limit)) as floor,
+        producing(bootstrap) as producer,
+    ):
+        await floor.event("ready")
+        for item in planned.backlog:
+            await producer.send(f"{prefix}start", key=item[0].encode(), value=item_id(item).encode())
+        await producer.flush()
+        await _handled(floor, len(planned.backlog))
+        async with _runner(bootstrap, "floor", f"{prefix}dispatch", f"{prefix}done", planned) as runner:
+            enqueued = await berth.enqueue(producer, f"{prefix}start", planned.items, for_floor=True)
+            before = await _handled(floor, len(planned.backlog) + len(planned.items))
+            found = await _switch_on(runner, planned)
+            after = floor.events[-1][1]["transactions"]
+        return {"enqueued_per_second": round(enqueued), "transactions": after - before, **found}
 
 
 @asynccontextmanager
@@ -94,26 +95,24 @@ async def _handled(floor: Child, count: int) -> int:
 @asynccontextmanager
 async def _runner(
     bootstrap: str, dialect: str, dispatches: str, completions: str, planned: Workload
-) -> AsyncIterator[tuple[Child, Path]]:
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "runs.json"
-        arguments = (dialect, dispatches, completions, str(len(planned.items)), str(planned.run_seconds), str(path))
-        async with child("tests.bench.lean_runner", bootstrap, *arguments) as runner:
-            await runner.event("ready")
-            yield runner, path
+) -> AsyncIterator[Child]:
+    arguments = (dialect, dispatches, completions, str(len(planned.items)), str(planned.run_seconds))
+    async with child("tests.bench.lean_runner", bootstrap, *arguments) as runner:
+        await runner.event("ready")
+        yield runner
 
 
-async def _switch_on(runner: Child, path: Path, planned: Workload) -> dict[str, Any]:
+async def _switch_on(runner: Child, planned: Workload) -> dict[str, Any]:
     runner.tell("go")
     _, went = await runner.event("went")
     capped = False
     try:
-        await runner.event("done", timeout_seconds=CAP_SECONDS)
+        _, done = await runner.event("done", timeout_seconds=CAP_SECONDS)
     except TimeoutError:
         capped = True
         runner.tell("stop")
-        await runner.event("done")
-    runs = [Run(*row) for row in json.loads(path.read_text())]
+        _, done = await runner.event("done")
+    runs = [Run(*row) for row in done["runs"]]
     seconds = (max(run.done_ns for run in runs) - went["at_ns"]) / 1e9 if runs else 0.0
     found = account(runs, planned, capped=capped)
     return {"admitted_per_second": round(len(runs) / seconds) if seconds else 0, **found}
