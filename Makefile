@@ -14,7 +14,7 @@ help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
 run: .venv/for-running ## Install what is missing, start Berth with all it needs and some load; Ctrl-C stops it
-	$(BIN)/berth up
+	$(BIN)/berth run
 
 test: lint ## Lint, types, import rules and every test; TESTS=path for some, SEED=n to repeat a run
 	$(BIN)/python -m pytest --hypothesis-seed=$(SEED) -m "not soak" $(TESTS)
@@ -36,6 +36,7 @@ soak: .venv/for-developing ## The long fault tests, which `make test` leaves out
 	$(PYTHON) -m venv .venv
 
 .venv/for-running: .venv/bin/python pyproject.toml constraints.txt
+	@echo "installing Berth and what it needs into .venv (once)"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 

@@ -94,6 +94,16 @@ _READERS: Final[dict[str, TypeAdapter[Any]]] = {
     STATUSES.name: TypeAdapter(Status),
     CONTROLS.name: TypeAdapter(ControlRecord),
 }
+_KNOWN_FIELDS: Final = {
+    topic: sorted({name for model in models for name in model.model_fields})
+    for topic, models in (
+        (TRIGGERS.name, (Trigger, Stop)),
+        (STATUSES.name, (Status,)),
+        (CONTROLS.name, (Configure, Pause, Resume, Archive, Approve, Reschedule, ResumeTrigger)),
+    )
+}
+_DISPATCH_BYTES_MAX: Final = 16 * 1024
+"""More than a dispatch has beside its message and payload."""
 _NOT_YET: Final = frozenset({SITE_CONTROLS.name, CLAIMS.name, SIGNALS.name})
 _ID: Final = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{limits.ID_CHARACTERS_MAX}}}")
 ORIGIN_HEADER: Final = "origin"
@@ -106,11 +116,39 @@ def read(record: Record, partitions: int) -> Fate:
         return DeadLetter("not_supported_yet: sites")
     if record.value is None:
         return DeadLetter("null_value")
+    size = _size(record)
+    if size > limits.RECORD_BYTES_MAX:
+        return _read_oversized(record, record.value, size, partitions)
     try:
         command = _READERS[record.topic].validate_json(record.value)
     except ValidationError as error:
         return _read_bad(record, record.value, error, partitions)
+    if isinstance(command, Trigger) and (reason := _outgrows(command)) is not None:
+        return _invalid(record, record.value, command.agent_id, command.id, reason, partitions)
     return _routed(record, command.agent_id, command, partitions)
+
+
+def _size(record: Record) -> int:
+    parts = [record.key, record.value, *(part for name, value in record.headers for part in (name.encode(), value))]
+    return sum(len(part) for part in parts if part is not None)
+
+
+def _outgrows(command: Trigger) -> str | None:
+    """Texts may be longer as JSON than they are; those that no dispatch could hold are refused."""
+    size = sum(len(text.json) for text in (command.message, command.payload) if text is not None and text.json)
+    if size <= limits.RECORD_BYTES_MAX - _DISPATCH_BYTES_MAX:
+        return None
+    return f"invalid_field: payload: message and payload have {size} bytes as JSON: more than a dispatch can hold"
+
+
+def _read_oversized(record: Record, value: bytes, size: int, partitions: int) -> Fate:
+    reason = f"oversized: {size} bytes, {limits.RECORD_BYTES_MAX} are allowed"
+    content, _ = _parse(value)
+    agent_id, id = (content.get("agent_id"), content.get("id")) if content else (None, None)
+    if record.topic == STATUSES.name or not (_is_id(agent_id) and _is_id(id)):
+        return DeadLetter(reason)
+    fate = _invalid(record, value, agent_id, id, reason, partitions)
+    return fate if isinstance(fate, Command) else DeadLetter(reason)  # it is too large to be copied elsewhere
 
 
 def _routed(record: Record, agent_id: str, command: AgentCommand, partitions: int) -> Fate:
@@ -138,17 +176,24 @@ def _read_bad(record: Record, value: bytes, error: ValidationError, partitions: 
         return DeadLetter(reason)
     if error.errors(include_url=False, include_input=False)[0]["type"] == "json_invalid":
         command = _read_odd_texts(record.topic, content)
-        if not isinstance(command, str):
+        if isinstance(command, str):
+            reason = command
+        elif isinstance(command, Trigger) and (too_large := _outgrows(command)) is not None:
+            reason = too_large
+        else:
             return _routed(record, command.agent_id, command, partitions)
-        reason = command
     else:
         reason = _reason(error)
     agent_id, id = content.get("agent_id"), content.get("id")
     if record.topic == STATUSES.name or not (_is_id(agent_id) and _is_id(id)):
         return DeadLetter(reason)
+    return _invalid(record, value, agent_id, id, reason, partitions)
+
+
+def _invalid(record: Record, value: bytes, agent_id: str, id: str, reason: str, partitions: int) -> Fate:
     sha256 = hashlib.sha256(value).hexdigest()
     invalid = Invalid(id=id, agent_id=agent_id, reason=reason, sha256=sha256, bytes=len(value))
-    return _routed(record, invalid.agent_id, invalid, partitions)
+    return _routed(record, agent_id, invalid, partitions)
 
 
 def _parse(value: bytes) -> tuple[dict[str, Any] | None, str]:
@@ -169,7 +214,7 @@ def _parse(value: bytes) -> tuple[dict[str, Any] | None, str]:
 def _read_odd_texts(topic: str, content: dict[str, Any]) -> InputCommand | str:
     """A record that the fast reader takes for no JSON: texts may hold lone surrogates (G3), nothing else may."""
     texts = {name: content[name] for name in TEXT_FIELDS if content.get(name) is not None}
-    rest = {name: field for name, field in content.items() if name not in texts}
+    rest = {name: content[name] for name in _KNOWN_FIELDS[topic] if name in content and name not in texts}
     try:
         command = _READERS[topic].validate_json(json.dumps(rest, allow_nan=False))
         known = {name: Text.of(text) for name, text in texts.items() if name in type(command).model_fields}
@@ -177,12 +222,11 @@ def _read_odd_texts(topic: str, content: dict[str, Any]) -> InputCommand | str:
         return _reason(error)
     except (ValueError, RecursionError) as error:
         return f"not_json: {error}"[:300]
-    too_long = {"message": limits.MESSAGE_BYTES_MAX, "payload": limits.PAYLOAD_BYTES_MAX}
-    for name, text in known.items():
-        if text.bytes > too_long.get(name, limits.RECORD_BYTES_MAX):
-            return f"{name}: has {text.bytes} bytes, {too_long[name]} are allowed"
-    if "message" in texts and not isinstance(texts["message"], str):
-        return "message: must be a string"
+    for name, bytes_max in (("message", limits.MESSAGE_BYTES_MAX), ("payload", limits.PAYLOAD_BYTES_MAX)):
+        if name in known and known[name].bytes > bytes_max:
+            return f"invalid_field: {name}: has {known[name].bytes} bytes, {bytes_max} are allowed"
+    if "message" in known and not isinstance(texts["message"], str):
+        return "invalid_field: message: must be a string"
     copied: InputCommand = command.model_copy(update=known)
     return copied
 
@@ -244,7 +288,7 @@ def read_key(key: bytes) -> Key:
 
 
 def write_agent(row: AgentRow) -> bytes:
-    return _AGENT.dump_json(row, exclude_defaults=True)
+    return _AGENT.dump_json(row, exclude_defaults=True, warnings="error")
 
 
 def read_agent(value: bytes) -> AgentRow:
@@ -252,7 +296,7 @@ def read_agent(value: bytes) -> AgentRow:
 
 
 def write_trigger(row: TriggerRow) -> bytes:
-    return _TRIGGER.dump_json(row, exclude_defaults=True)
+    return _TRIGGER.dump_json(row, exclude_defaults=True, warnings="error")
 
 
 def read_trigger(value: bytes) -> TriggerRow:
@@ -260,7 +304,7 @@ def read_trigger(value: bytes) -> TriggerRow:
 
 
 def write_conversation(row: ConversationRow) -> bytes:
-    return _CONVERSATION.dump_json(row)
+    return _CONVERSATION.dump_json(row, warnings="error")
 
 
 def read_conversation(value: bytes) -> ConversationRow:
@@ -268,7 +312,7 @@ def read_conversation(value: bytes) -> ConversationRow:
 
 
 def write_remembered(row: RememberedRow) -> bytes:
-    return _REMEMBERED.dump_json(row)
+    return _REMEMBERED.dump_json(row, warnings="error")
 
 
 def read_remembered(value: bytes) -> RememberedRow:

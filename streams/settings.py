@@ -7,18 +7,17 @@ the topics were made with the wrong count, which is for life.
 """
 
 import difflib
-import json
 import os
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from streams.rules.limits import PARALLELISM_LIMIT_MAX, PARALLELISM_LIMIT_MIN, POOL_CAPACITY_MAX
 
 ENDPOINTS_FILE_NAME: Final = "endpoints.json"
-"""In the data directory: where the servers that ``berth up`` started listen, as ``{"kafka": "host:port"}``."""
+"""In the data directory: where the servers that ``berth up`` started listen: ``kafka``, ``database_url``, ``api``."""
 NOT_SETTINGS: Final = frozenset({"BERTH_REQUIRE_SERVICES", "BERTH_SEED"})
 """Variables with our prefix that are for the tests and not for a deployment."""
 
@@ -41,6 +40,19 @@ def _addresses(text: str) -> str:
     return ",".join(address.strip() for address in text.split(","))
 
 
+Addresses = Annotated[str, AfterValidator(_addresses)]
+
+
+class Endpoints(BaseModel):
+    """Where the servers of one data directory listen: the content of its ``endpoints.json``."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kafka: Addresses | None = None
+    database_url: str | None = None
+    api: str | None = None
+
+
 class Settings(BaseSettings):
     """The settings of one process. ``description`` says for each what is allowed."""
 
@@ -48,9 +60,19 @@ class Settings(BaseSettings):
         env_prefix="BERTH_", frozen=True, extra="forbid", populate_by_name=True, validate_default=True
     )
 
-    kafka: Annotated[str, AfterValidator(_addresses)] | None = Field(
+    kafka: Addresses | None = Field(
         default=None,
         description="host:port, or several separated by commas; none: the Kafka that `berth up` started",
+    )
+    database_url: Annotated[str, Field(pattern="^postgres(ql)?://[^ ]+$")] | None = Field(
+        default=None,
+        description="postgresql://user@host:port/database; none: the PostgreSQL that `berth up` started",
+    )
+    text_days: int = Field(
+        default=90,
+        ge=1,
+        le=36_500,
+        description="days from 1 to 36500: how long PostgreSQL keeps texts of people (messages, errors, results)",
     )
     partitions: int = Field(
         default=8, ge=1, le=1024, description="a whole number from 1 to 1024, the same for the life of the deployment"
@@ -92,6 +114,13 @@ class Settings(BaseSettings):
         description="a port for the worker's /readyz and /metrics on 127.0.0.1; 0: a free one",
     )
 
+    projector_port: int = Field(
+        default=0,
+        ge=0,
+        le=65_535,
+        description="a port for the projector's /readyz and /metrics on 127.0.0.1; 0: a free one",
+    )
+
     def kafka_addresses(self) -> str:
         """Bootstrap addresses of Kafka: those set, else of the Kafka that ``berth up`` runs in the data directory.
 
@@ -99,14 +128,38 @@ class Settings(BaseSettings):
         """
         if self.kafka is not None:
             return self.kafka
+        return self._endpoint("kafka", "No Kafka is known: BERTH_KAFKA is not set", "BERTH_KAFKA=host:port")
+
+    def database_address(self) -> str:
+        """URL of PostgreSQL: that set, else of the one that ``berth up`` runs.
+
+        Raises SettingsRefused when there is neither.
+        """
+        if self.database_url is not None:
+            return self.database_url
+        return self._endpoint(
+            "database_url",
+            "No PostgreSQL is known: BERTH_DATABASE_URL is not set",
+            "BERTH_DATABASE_URL=postgresql://user@host:port/database",
+        )
+
+    def _endpoint(self, name: Literal["kafka", "database_url"], unknown: str, setting: str) -> str:
         path = self.data_directory / ENDPOINTS_FILE_NAME
+        reason = "it names none"
         try:
-            return _addresses(str(json.loads(path.read_bytes())["kafka"]))
-        except (OSError, ValueError, KeyError) as error:
-            raise SettingsRefused(
-                f"No Kafka is known: BERTH_KAFKA is not set, and {path} can't be used ({error}).",
-                "start one with `berth up` in this directory, or set BERTH_KAFKA=host:port.",
-            ) from error
+            found = Endpoints.model_validate_json(path.read_bytes())
+        except OSError as error:
+            reason = str(error.strerror)
+        except ValueError:
+            reason = "it is not what berth up writes"
+        else:
+            address: str | None = getattr(found, name)
+            if address is not None:
+                return address
+        raise SettingsRefused(
+            f"{unknown}, and {path} can't be used ({reason}).",
+            f"start one with `berth up` in this directory, or set {setting}.",
+        )
 
 
 def load_settings() -> Settings:

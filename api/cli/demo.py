@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from pydantic_core import from_json
 from rich.console import Console
 from rich.live import Live
@@ -36,6 +36,7 @@ from streams import CONTROLS, DECISIONS, STATUSES, TRIGGERS
 from streams.rules.limits import BACKLOG_DEPTH_MAX, PARALLELISM_LIMIT_MAX
 from streams.settings import load_settings
 
+WATCHED: Final = (DECISIONS.name, STATUSES.name)
 TELL_SECONDS: Final = 1.0
 LIVE_SECONDS: Final = 0.2
 POLL_MILLISECONDS: Final = 100
@@ -246,6 +247,7 @@ class _Demo:
     async def _reading(self) -> AsyncIterator[AIOKafkaConsumer]:
         """Decisions and statuses from now on."""
         consumer = AIOKafkaConsumer(
+            *WATCHED,
             bootstrap_servers=self._bootstrap,
             isolation_level="read_committed",
             enable_auto_commit=False,
@@ -253,20 +255,14 @@ class _Demo:
         )
         await consumer.start()
         try:
-            existing = await consumer.topics()
-            missing = {DECISIONS.name, STATUSES.name, TRIGGERS.name, CONTROLS.name} - existing
+            partitions = consumer.assignment()
+            missing = set(WATCHED) - {partition.topic for partition in partitions}
             if missing:
                 raise CommandFailed(
                     f"Kafka at {self._bootstrap} has no topics of Berth ({', '.join(sorted(missing))}).",
                     kept="everything; nothing was sent.",
                     advice="make them: berth topics create.",
                 )
-            partitions = [
-                TopicPartition(topic.name, number)
-                for topic in (DECISIONS, STATUSES)
-                for number in consumer.partitions_for_topic(topic.name) or ()
-            ]
-            consumer.assign(partitions)
             ends = await consumer.end_offsets(partitions)
             for partition, end in ends.items():
                 consumer.seek(partition, end)
@@ -330,9 +326,9 @@ class _Demo:
         seconds = time.monotonic() - self._began
         if self._as_json:
             state = "running" if self._answered.is_set() else "waiting_for_worker"
-            self._console.out(json.dumps(self._as_object(state)), highlight=False)
+            typer.echo(json.dumps(self._as_object(state)))
             return
-        words = in_words(self._progress, seconds)
+        words = in_words(self._as_object("running"))
         if not self._answered.is_set():
             words = WAITING_WORDS if seconds > NO_WORKER_SECONDS else "setting the agents' limits"
         if live is None:
@@ -346,7 +342,7 @@ class _Demo:
     def _sum_up(self) -> None:
         progress, seconds = self._progress, time.monotonic() - self._began
         if self._as_json:
-            self._console.out(json.dumps(self._as_object("ended")), highlight=False)
+            typer.echo(json.dumps(self._as_object("ended")))
             return
         latency = progress.freed_to_next()
         freed = (
@@ -362,6 +358,7 @@ class _Demo:
             f"{self._plan.limit}: {progress.started} attempts started, {progress.count('finished')} finished, "
             f"{progress.count('failed')} failed for good, {progress.refused} refused. {rest}\n{freed}",
             highlight=False,
+            soft_wrap=True,
         )
 
 

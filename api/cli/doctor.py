@@ -5,7 +5,6 @@ know; only a problem makes the exit code 1.
 """
 
 import asyncio
-import json
 import shutil
 import socket
 import subprocess
@@ -28,7 +27,7 @@ from api.cli.directory_lock import LOCK_FILE_NAME, cannot_write
 from api.cli.embedded_kafka import DISK_NEEDED_BYTES, USUAL_PORT
 from api.cli.kafka_jars import KAFKA_VERSION, KafkaJars
 from streams.kafka import topics
-from streams.settings import ENDPOINTS_FILE_NAME, Settings, SettingsRefused, load_settings
+from streams.settings import Settings, SettingsRefused, load_settings
 
 PYTHON_NEEDED: Final = (3, 11)
 _COLORS: Final = {"ok": "green", "note": "yellow", "problem": "bold red"}
@@ -152,7 +151,7 @@ def _port(settings: Settings) -> Finding:
 
 
 def _kafka(settings: Settings) -> Iterator[Finding]:
-    bootstrap = settings.kafka or _endpoint(settings)
+    bootstrap = _endpoint(settings)
     if bootstrap is None:
         yield Finding("broker", "note", "no Kafka is running for this directory", "start it: berth up")
         return
@@ -180,8 +179,8 @@ def _kafka(settings: Settings) -> Iterator[Finding]:
 def _endpoint(settings: Settings) -> str | None:
     """Where ``berth up`` says that its Kafka listens, or None when it isn't running."""
     try:
-        return str(json.loads((settings.data_directory / ENDPOINTS_FILE_NAME).read_bytes())["kafka"])
-    except (OSError, ValueError, KeyError):
+        return settings.kafka_addresses()
+    except SettingsRefused:
         return None
 
 

@@ -46,7 +46,7 @@ STOP_TIMEOUT_SECONDS: Final = 30.0
 DISK_NEEDED_BYTES: Final = 64 * 1024 * 1024
 """Below this much free space the broker isn't started: it would die within the first minutes."""
 
-_BROKER_SETTINGS: Final = """\
+BROKER_SETTINGS: Final = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller_port}
@@ -197,8 +197,10 @@ class EmbeddedKafka:
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
-        """Freeze the broker (SIGSTOP): connections stay open and nothing answers."""
-        self._require_process().send_signal(signal.SIGSTOP)
+        """Freeze the broker (SIGSTOP): when this returns, connections are open and nothing answers."""
+        process = self._require_process()
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Let a frozen broker go on (SIGCONT)."""
@@ -234,7 +236,7 @@ class EmbeddedKafka:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         properties = self.directory / "format.properties"
-        properties.write_text(_BROKER_SETTINGS.format(port=1, controller_port=2, data=unfinished))
+        properties.write_text(BROKER_SETTINGS.format(port=1, controller_port=2, data=unfinished))
         tool = ("kafka.tools.StorageTool", "format", "-t", new_cluster_id(), "-c", properties)
         done = subprocess.run(
             self._java(java_class_path, *tool),
@@ -253,14 +255,14 @@ class EmbeddedKafka:
     def _run(self, java_class_path: str, lock_descriptor: int) -> None:
         """Start the broker process; take other ports when somebody was quicker than we with one of them."""
         for _ in range(3):
-            port = self._port or _free_port(self._wanted_port)
-            if not _is_free(port):  # of an earlier start: clients expect the broker there
+            port = self._port or free_port(self._wanted_port)
+            if not is_free(port):  # of an earlier start: clients expect the broker there
                 raise CommandFailed(
                     f"port {port}, on which this Kafka was, is now used by another program.",
                     kept=f"all data in {self.directory}; nothing was started.",
                     advice=f"see who it is with: ss -ltnp sport = :{port}; end it and start again.",
                 )
-            controller_port = _free_port(None, other_than=port)
+            controller_port = free_port(None, other_than=port)
             self._spawn(java_class_path, lock_descriptor, port, controller_port)
             if self._wait_until_started():
                 self._port = port
@@ -272,7 +274,7 @@ class EmbeddedKafka:
 
     def _spawn(self, java_class_path: str, lock_descriptor: int, port: int, controller_port: int) -> None:
         properties = self.directory / "server.properties"
-        settings = _BROKER_SETTINGS.format(port=port, controller_port=controller_port, data=self.directory / "data")
+        settings = BROKER_SETTINGS.format(port=port, controller_port=controller_port, data=self.directory / "data")
         properties.write_text(settings + self._overrides)
         if self.log_path.exists():
             self.log_path.replace(self.directory / "broker.log.previous")
@@ -364,9 +366,7 @@ class EmbeddedKafka:
         elif "OutOfMemoryError" in tail or "insufficient memory" in tail:
             happened, advice = "it ran out of memory", "give this machine more free memory, then start again."
         else:
-            lines = [
-                line for line in tail.splitlines() if " ERROR " in line or " FATAL " in line or "Exception" in line
-            ]
+            lines = [line for line in tail.splitlines() if re.search(" ERROR | FATAL |Exception|error: ", line)]
             happened = f"exit code {returncode}" + (f": {lines[-1].strip()}" if lines else "")
             advice = "start again; if it fails again, its log says more."
         return CommandFailed(
@@ -385,12 +385,12 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in foreign}
 
 
-def _free_port(wanted: int | None, other_than: int | None = None) -> int:
+def free_port(wanted: int | None, other_than: int | None = None) -> int:
     """``wanted`` if nobody listens there, else a free one below the range of outgoing connections."""
     start = 20_000 + (os.getpid() * 7) % 10_000
     candidates: list[int] = [*([wanted] if wanted else []), *range(start, 32_000), *range(10_000, start)]
     for port in candidates:
-        if port != other_than and _is_free(port):
+        if port != other_than and is_free(port):
             return port
     raise CommandFailed(
         "no free port between 10000 and 32000 on 127.0.0.1.",
@@ -399,7 +399,7 @@ def _free_port(wanted: int | None, other_than: int | None = None) -> int:
     )
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from api.cli import demo, doctor, runner, topics, up, verify, worker
+from api.cli import api, bench, demo, doctor, run, runner, topics, up, verify, worker
 from api.cli.command_failed import CommandFailed
 from streams.settings import SettingsRefused
 
@@ -52,15 +52,18 @@ def say_failure(failed: CommandFailed) -> None:
 app = Berth(
     name="berth",
     help="Berth decides which AI-agent runs may start: limits per agent with a durable queue, on Kafka.\n\n"
-    "Begin with: berth up",
+    "Begin with: berth run",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
     rich_markup_mode=None,
 )
+app.command("run")(run.run)
 app.command("up")(up.up)
 app.command("worker")(worker.worker)
+app.command("api")(api.api)
 app.command("runner")(runner.runner)
 app.command("demo")(demo.demo)
 app.add_typer(topics.app, name="topics")
 app.command("doctor")(doctor.doctor)
+app.command("bench")(bench.bench)
 app.command("verify")(verify.verify)

@@ -116,6 +116,7 @@ async def _run(bootstrap: str, work: Work, options: Options) -> None:
         f"takes dispatches from {bootstrap} as group {options.group!r}, up to {options.capacity} at once; "
         "Ctrl-C ends it",
         highlight=False,
+        soft_wrap=True,
     )
     loop = asyncio.get_running_loop()
 

@@ -6,7 +6,6 @@ nobody is sent to a port on which somebody else may listen by then.
 """
 
 import asyncio
-import json
 import signal
 import threading
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from api.cli.embedded_kafka import USUAL_PORT, EmbeddedKafka
 from api.cli.kafka_jars import KafkaJars
 from api.cli.topics import require_fit
 from streams.kafka import topics
-from streams.settings import ENDPOINTS_FILE_NAME, Settings, load_settings
+from streams.settings import ENDPOINTS_FILE_NAME, Endpoints, Settings, load_settings
 
 WATCH_SECONDS: Final = 0.5
 INTERRUPTED_EXIT_CODE: Final = 130
@@ -108,7 +107,7 @@ def _endpoints(settings: Settings, bootstrap: str) -> Iterator[None]:
     path = settings.data_directory / ENDPOINTS_FILE_NAME
     unfinished = path.with_suffix(".unfinished")
     try:
-        unfinished.write_text(json.dumps({"kafka": bootstrap}) + "\n")
+        unfinished.write_text(Endpoints(kafka=bootstrap).model_dump_json() + "\n")
         unfinished.replace(path)
     except OSError as error:
         raise cannot_write(path, error) from error

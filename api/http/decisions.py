@@ -142,6 +142,7 @@ class Log:
         self._broken = asyncio.Event()
         self._waiters: defaultdict[str, set[_Waiter]] = defaultdict(set)
         self._answers: OrderedDict[tuple[str, int], Answer] = OrderedDict()
+        self._next_offsets: dict[int, int] = {}
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -175,6 +176,11 @@ class Log:
     def remembered(self, agent_id: str, seq: int) -> Answer | None:
         """A decision that answered somebody here before, if it is among the newest ones."""
         return self._answers.get((agent_id, seq))
+
+    def position_of(self, agent_id: str) -> LogPosition:
+        """Behind the newest decision that was read here of the agent's partition."""
+        partition = partition_of(agent_id, self._partitions)
+        return LogPosition({partition: self._next_offsets.get(partition, 0)})
 
     async def _send(self, command: Outgoing) -> None:
         """Write the record; returns when Kafka has acknowledged it. Raises KafkaError."""
@@ -268,6 +274,7 @@ class Log:
             broken.cancel()
 
     def _take(self, record: ConsumerRecord) -> None:
+        self._next_offsets[record.partition] = record.offset + 1
         waiters = [
             waiter
             for name, value in record.headers

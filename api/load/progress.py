@@ -153,13 +153,13 @@ class Progress:
             self._latencies_count += 1
 
 
-def in_words(progress: Progress, seconds: float) -> str:
-    """One line for people, ``seconds`` after the begin."""
-    latency = progress.freed_to_next()
-    freed = f"{latency.p50:.0f} / {latency.p99:.0f} ms" if latency is not None else "-"
-    refused = f"  refused {progress.refused}" if progress.refused else ""
+def in_words(found: Mapping[str, Any]) -> str:
+    """One line for people, of what ``as_json`` gives and the ``seconds`` since the begin."""
+    latency = found["freed_to_next_ms"]
+    freed = f"{latency['p50']:.0f} / {latency['p99']:.0f} ms" if latency else "-"
+    refused = f"  refused {found['refused']}" if found["refused"] else ""
     return (
-        f"{seconds:6.0f} s  started {progress.started}  waiting {progress.count('waiting')}  "
-        f"running {progress.count('running')}  finished {progress.count('finished')}  "
-        f"failed {progress.count('failed')}{refused}  freed→next p50/p99 {freed}"
+        f"{found['seconds']:6.0f} s  started {found['started']}  waiting {found['waiting']}  "
+        f"running {found['running']}  finished {found['finished']}  failed {found['failed']}{refused}  "
+        f"freed→next p50/p99 {freed}"
     )

@@ -116,7 +116,7 @@ class Runner(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
             "enable_auto_commit": False,
         }
         self._taking = AIOKafkaConsumer(group_id=options.group, auto_offset_reset="earliest", **common)
-        self._listening = AIOKafkaConsumer(auto_offset_reset="latest", **common)
+        self._listening = AIOKafkaConsumer(DISPATCHES.name, auto_offset_reset="latest", **common)
         self._producer = AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True)
 
     @property
@@ -133,9 +133,6 @@ class Runner(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
         await self._producer.start()
         await self._taking.start()
         await self._listening.start()
-        self._listening.assign(
-            [TopicPartition(DISPATCHES.name, n) for n in await _partitions_of(self._listening, DISPATCHES.name)]
-        )
         await self._listening.seek_to_end()  # before the first dispatch is taken, so that no stop of it is missed
         self._taking.subscribe([DISPATCHES.name], listener=self)
         taking, listening = asyncio.create_task(self._take_on()), asyncio.create_task(self._listen())
@@ -325,8 +322,3 @@ def _remember(memory: "OrderedDict[str, Any]", key: str, value: Any) -> None:
     memory[key] = value
     if len(memory) > REMEMBERED_MAX:
         memory.popitem(last=False)
-
-
-async def _partitions_of(consumer: AIOKafkaConsumer, topic: str) -> list[int]:
-    await consumer.topics()
-    return sorted(consumer.partitions_for_topic(topic) or ())

@@ -98,7 +98,7 @@ class Writer:
             async with asyncio.timeout(CLOSE_SECONDS_MAX):
                 await self._producer.stop()
         except TimeoutError:
-            await self._producer.client.close()
+            logging.getLogger(__name__).warning("the producer of partition %s did not close in time", self.number)
 
     def _pack(self, changes: Changes, timestamp_ms: int) -> dict[TopicPartition, list[BatchBuilder]]:
         """Batches per topic and partition, in order."""

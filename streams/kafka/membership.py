@@ -68,7 +68,7 @@ class Membership:
             self._release(lost)
             new = [Ownership(number, self._surroundings) for number in sorted(numbers - kept)]
             await asyncio.gather(*(ownership.fence() for ownership in new))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends the process
             self.halt(error)
             return
         if self.halted.done():
@@ -115,7 +115,7 @@ class Membership:
     async def _run(self, ownership: Ownership) -> None:
         try:
             await ownership.run()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends the process
             # During a rebalance only the assignment tells whether the partition is still ours; nothing begins before.
             await self._surroundings.stable.wait()
             if ownership.is_released:

@@ -26,7 +26,7 @@ positions that can't be right. The next owner restores what was committed, and f
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypedDict
 
@@ -36,13 +36,13 @@ from aiokafka.errors import KafkaError
 from prometheus_client import Counter, Histogram
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from streams import CHANGELOG
+from streams import CHANGELOG, INPUT_TOPICS, codec
 from streams.codec import Record
 from streams.kafka import edge
 from streams.kafka.commit import Writer
 from streams.kafka.intake import Fetched, Intake
-from streams.kafka.restore import MakePartition, Restored, reading, restore
-from streams.partition import Changes, Partition, RuleFailure
+from streams.kafka.restore import POLL_MILLISECONDS, MakePartition, Restored, load_rows, reading, restore
+from streams.partition import Changes, Partition, RuleFailure, dead_letter
 from streams.rules.limits import CLOCK_AHEAD_SECONDS_MAX
 from streams.settings import Settings
 
@@ -349,6 +349,66 @@ class Ownership:
                 if (await consumer.end_offsets([changelog]))[changelog] > end:
                     return
                 await self._sleep(STANDSTILL_POLL_SECONDS)
+
+
+class SkipRefused(Exception):  # noqa: N818 - it reads as what it is
+    """The record can't be skipped; the text says why and what to do. Nothing was written."""
+
+
+async def skip_record(settings: Settings, topic: str, partition: int, offset: int) -> None:
+    """Move partition ``partition`` past the record of ``topic`` at ``offset``, which goes to berth.dead-letters.
+
+    Only the very next record to handle can be skipped. Looked at before fencing, so that a wrong call disturbs no
+    owner, and again after it. Raises SkipRefused, or KafkaError.
+    """
+    bootstrap = settings.kafka_addresses()
+    if topic not in {entry.name for entry in INPUT_TOPICS} or not 0 <= partition < settings.partitions:
+        raise SkipRefused(f"{topic}/{partition} is not a partition of an input topic; nothing was skipped.")
+    record = await _next_record(bootstrap, topic, partition, (await _position_row(bootstrap, partition)).positions)
+    if record is None or record.offset != offset:
+        found = (
+            "everything was handled" if record is None else f"the next record to handle is at offset {record.offset}"
+        )
+        raise SkipRefused(
+            f"{topic}/{partition} does not stand at offset {offset}: {found}. Nothing was skipped. "
+            "A worker's /readyz shows in stopped_at where a partition stands."
+        )
+    writer = Writer(partition, bootstrap)
+    try:
+        await writer.fence()
+        row = await _position_row(bootstrap, partition)
+        if row.positions.get(topic, 0) > offset:
+            raise SkipRefused(f"{topic}/{partition} has passed offset {offset} meanwhile. Nothing was skipped.")
+        now_us = edge.now_us()
+        moved = row._replace(positions={**row.positions, topic: offset + 1})
+        rows: dict[bytes, bytes | None] = {codec.write_key(codec.PARTITION_KEY): codec.write_partition(moved)}
+        await writer.commit(Changes([dead_letter(record, "skipped", now_us)], rows), now_us)
+    finally:
+        await writer.close()
+
+
+async def _position_row(bootstrap: str, number: int) -> codec.PartitionRow:
+    """The partition's own row as it is committed."""
+    wanted, found = codec.write_key(codec.PARTITION_KEY), list[bytes | None]()
+    async with reading(bootstrap, "read_committed") as consumer:
+        await load_rows(consumer, number, lambda key, value: found.append(value) if key == wanted else None)
+    if not found or found[-1] is None:
+        raise SkipRefused(f"Partition {number} has no stored position: no worker has owned it. Nothing was skipped.")
+    return codec.read_partition(found[-1])
+
+
+async def _next_record(bootstrap: str, topic: str, number: int, positions: Mapping[str, int]) -> Record | None:
+    """The first record from the position on, or None."""
+    topic_partition = TopicPartition(topic, number)
+    async with reading(bootstrap, "read_committed") as consumer:
+        end = (await consumer.end_offsets([topic_partition]))[topic_partition]
+        consumer.assign([topic_partition])
+        consumer.seek(topic_partition, positions.get(topic, 0))
+        while await consumer.position(topic_partition) < end:
+            fetched = await consumer.getmany(topic_partition, timeout_ms=POLL_MILLISECONDS, max_records=1)
+            for message in fetched.get(topic_partition, ()):
+                return Record(topic, number, message.offset, message.key, message.value, message.headers)
+    return None
 
 
 def _place(failure: RuleFailure) -> dict[str, object]:

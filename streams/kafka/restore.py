@@ -79,7 +79,7 @@ async def restore(number: int, bootstrap: str, make_partition: MakePartition, se
         beginnings = await consumer.beginning_offsets(inputs)
     partition = make_partition(number)
     async with reading(bootstrap, "read_committed") as consumer:
-        changelog_end, rows_count = await _load(consumer, number, partition)
+        changelog_end, rows_count = await load_rows(consumer, number, partition.load)
     decisions_exist = partition.is_empty and any(
         [await _was_written(bootstrap, TopicPartition(topic.name, number)) for topic in (DECISIONS, SITE_DECISIONS)]
     )
@@ -113,8 +113,10 @@ def _what_is_wrong(position: int, beginning: int) -> str:
     return "records that were handled are gone, and new ones would be taken for them"
 
 
-async def _load(consumer: AIOKafkaConsumer, number: int, partition: Partition) -> tuple[int, int]:
-    """Load every row; the end of the changelog partition, and the number of records read."""
+async def load_rows(
+    consumer: AIOKafkaConsumer, number: int, load: Callable[[bytes, bytes | None], None]
+) -> tuple[int, int]:
+    """Give every record of changelog partition ``number`` to ``load``; where that partition ends, and their count."""
     changelog = TopicPartition(CHANGELOG.name, number)
     end = (await consumer.end_offsets([changelog]))[changelog]
     consumer.assign([changelog])
@@ -123,7 +125,7 @@ async def _load(consumer: AIOKafkaConsumer, number: int, partition: Partition) -
     while await consumer.position(changelog) < end:
         fetched = await consumer.getmany(changelog, timeout_ms=POLL_MILLISECONDS, max_records=LOAD_RECORDS_MAX)
         for message in fetched.get(changelog, ()):
-            partition.load(message.key, message.value)
+            load(message.key, message.value)
             count += 1
     return end, count
 

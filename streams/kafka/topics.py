@@ -31,6 +31,7 @@ from aiokafka.errors import (
 from streams import (
     APPLICATION_ID,
     CHANGELOG,
+    DEAD_LETTERS,
     DECISIONS,
     DISPATCHES,
     INPUT_TOPICS,
@@ -88,7 +89,10 @@ class FoundTopic:
 
 def wanted_configs(topic: Topic) -> dict[str, str]:
     """The topic's settings in Kafka's own words, as ``create`` sets them."""
-    configs = {"max.message.bytes": str(RECORD_BYTES_MAX + RECORD_ROOM_BYTES), "message.timestamp.type": "CreateTime"}
+    room = RECORD_ROOM_BYTES * (
+        2 if topic is DEAD_LETTERS else 1
+    )  # a dead letter may be as large as any input, and more
+    configs = {"max.message.bytes": str(RECORD_BYTES_MAX + room), "message.timestamp.type": "CreateTime"}
     if topic.cleanup == "compact":
         return configs | {
             "cleanup.policy": "compact",

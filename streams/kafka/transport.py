@@ -16,7 +16,7 @@ exist, hence ``table_standby_replicas=1``, which has no other effect without tab
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import faust
 import structlog
@@ -38,7 +38,7 @@ class PausingListener(driver.ConsumerRebalanceListener):
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         """Pause, then tell the consumer in the main thread."""
-        self._thread._ensure_consumer().pause(*assigned)
+        cast("MemberThread", self._thread).pause(assigned)
         await super().on_partitions_assigned(assigned)
 
 
@@ -47,13 +47,22 @@ class MemberThread(driver.AIOKafkaConsumerThread):
 
     has_left = False
 
+    def pause(self, assigned: Iterable[TopicPartition]) -> None:
+        """Fetch nothing of these."""
+        self._ensure_consumer().pause(*assigned)
+
     async def _fetch_records(
-        self, consumer: AIOKafkaConsumer, active_partitions: set[TP], timeout: float | None = None, **_: object
+        self,
+        consumer: AIOKafkaConsumer,
+        active_partitions: set[TP],  # noqa: ARG002 - Faust's signature
+        timeout: float | None = None,  # noqa: ASYNC109 - Faust's signature
+        max_records: int | None = None,  # noqa: ARG002 - Faust's signature
     ) -> Mapping[TP, list[Any]]:
         if self.has_left:
             await asyncio.sleep(timeout or 1.0)
-            return {}
-        return await consumer.getmany(timeout_ms=int((timeout or 1.0) * 1000))
+        else:
+            await consumer.getmany(timeout_ms=int((timeout or 1.0) * 1000))
+        return {}
 
     async def leave(self) -> None:
         """Leave the group now: the others needn't wait for the session to run out."""
@@ -80,7 +89,8 @@ class Consumer(driver.Consumer):
     @property
     def membership(self) -> Membership:
         """The membership that the app was made with."""
-        return self.app.membership
+        membership: Membership = cast("Any", self.app).membership
+        return membership
 
     async def on_partitions_revoked(self, revoked: set[TP]) -> None:
         """Let nothing begin, wait for what is under way, then let Faust keep its books."""
@@ -121,7 +131,7 @@ class Transport(driver.Transport):
     Consumer = Consumer
 
 
-class Channel(faust.Channel):
+class Channel(faust.Channel[Any]):
     """A channel that Faust never empties.
 
     Faust clears the queues of all its channels at each rebalance, which would skip what is in them. Nothing in here is

@@ -25,8 +25,9 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import faust
 import structlog
@@ -37,11 +38,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
 from streams import APPLICATION_ID, INPUT_TOPICS, WORKERS
 from streams.kafka import edge, topics
-from streams.kafka.intake import Fetched, Intake, InputOutOfOrder
+from streams.kafka.intake import Fetched, InputOutOfOrder, Intake
 from streams.kafka.membership import AssignmentsDiffer, Membership
 from streams.kafka.ownership import Ownership, Surroundings
 from streams.kafka.restore import CannotTakeOver, MakePartition, reading
-from streams.kafka.transport import Channel, Transport
+from streams.kafka.transport import Channel, Consumer, Transport
 from streams.partition import Partition
 from streams.rules.limits import Defaults
 from streams.rules.order import format_instant
@@ -74,7 +75,7 @@ class KafkaAway(Exception):  # noqa: N818 - it reads as what it is
     """Kafka has not answered for too long."""
 
 
-class App(faust.App):  # type: ignore[misc] # faust has no types
+class App(faust.App):
     """The Faust app; it keeps nothing on disk."""
 
     membership: Membership
@@ -111,7 +112,8 @@ class Worker:
         self._bootstrap = bootstrap
         self.app = _app(settings, bootstrap)
         channel = Channel(self.app)
-        surroundings = Surroundings(settings, bootstrap, make_partition, channel.put, asyncio.Event())
+        deliver = cast("Callable[[Fetched], Awaitable[None]]", channel.put)
+        surroundings = Surroundings(settings, bootstrap, make_partition, deliver, asyncio.Event())
         self.membership = self.app.membership = Membership(surroundings)
         self.app.topics.add(self.app.topic(*(topic.name for topic in INPUT_TOPICS), internal=False))
         self.app.agent(channel, name="intake")(self._accept)
@@ -130,7 +132,8 @@ class Worker:
         watch = asyncio.create_task(self._watch(), name="watch")
         asking = asyncio.create_task(asked.wait(), name="signals")
         try:
-            await asyncio.wait({app, watch, asking, self.membership.halted}, return_when=asyncio.FIRST_COMPLETED)
+            ends: set[asyncio.Future[Any]] = {app, watch, asking, self.membership.halted}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             code = self._why(app, watch)
             await self._stop(code)
         finally:
@@ -139,6 +142,10 @@ class Worker:
             await asyncio.gather(app, watch, asking, return_exceptions=True)
             await server.cleanup()
         return code
+
+    @property
+    def _consumer(self) -> Consumer:
+        return cast("Consumer", self.app.consumer)
 
     async def _accept(self, stream: Any) -> None:
         async for fetched in stream:
@@ -174,10 +181,9 @@ class Worker:
         """End transactions under way, leave the group, stop Faust; end the process when that takes too long."""
         try:
             async with asyncio.timeout(STOP_SECONDS_MAX):
-                if code == EXIT_ASKED:
-                    await self.membership.leave()
+                await self.membership.leave()
                 if self._started:
-                    await self.app.consumer.leave_group()
+                    await self._consumer.leave_group()
                     if code == EXIT_ASKED:
                         await self._report(None)
                 await self.app.stop()
@@ -202,7 +208,7 @@ class Worker:
                         self._kafka_answered_at_seconds = now = edge.monotonic_seconds()
                         if self._started and now - published_at > PUBLISH_POSITIONS_SECONDS:
                             published_at = now
-                            await self.app.consumer.publish_positions(self._positions())
+                            await self._consumer.publish_positions(self._positions())
                         await asyncio.sleep(REPORT_SECONDS)
             except (KafkaError, TimeoutError) as error:
                 away_seconds = edge.monotonic_seconds() - self._kafka_answered_at_seconds

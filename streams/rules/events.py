@@ -450,7 +450,8 @@ def read_decision(value: bytes) -> Decision:
 
 
 def write_decision(decision: Decision) -> bytes:
-    return decision.__pydantic_serializer__.to_json(decision, exclude_unset=True, by_alias=True)
+    """pydantic_core.PydanticSerializationError if the value could not be read back."""
+    return decision.__pydantic_serializer__.to_json(decision, exclude_unset=True, by_alias=True, warnings="error")
 
 
 class Dispatch(Written):

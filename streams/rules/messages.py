@@ -80,15 +80,18 @@ class Text:
         if isinstance(value, str):
             content = value.encode("utf-8", "surrogatepass")
         elif isinstance(value, dict | list):
-            content = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+            canonical = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+            content = canonical.encode("utf-8", "surrogatepass")
         else:
             content = encoded
         return cls(encoded, hashlib.sha256(content).hexdigest(), len(content))
 
     def cut(self, bytes_max: int) -> bytes:
-        """The beginning of the text, as the JSON of a string."""
+        """The beginning of the text, or of the JSON of what is no text, as the JSON of a string."""
         assert self.json is not None
-        return json.dumps(self.json[:bytes_max].decode("utf-8", "ignore")).encode()
+        value = json.loads(self.json)
+        content = value.encode("utf-8", "replace") if isinstance(value, str) else self.json
+        return json.dumps(content[:bytes_max].decode("utf-8", "ignore")).encode()
 
     def digest(self) -> dict[str, str | int]:
         return {"sha256": self.sha256, "bytes": self.bytes}
@@ -180,7 +183,11 @@ class Dependency(Message):
 
 def _any_on_busy(value: object) -> object:
     """Another type than a string is an invalid choice (agent_on_busy_invalid), not an unreadable record."""
-    return value if value is None or isinstance(value, str) else json.dumps(value)[: limits.ID_CHARACTERS_MAX]
+    text = value if value is None or isinstance(value, str) else json.dumps(value)
+    return text and text[: limits.ID_CHARACTERS_MAX]  # a long one is no choice either, and would burst the decision
+
+
+NEVER_INTERACTIVE: Final = frozenset({"task_assigned", "comment_mention", "description_write", "schedule"})
 
 
 class Trigger(Message):
@@ -219,6 +226,11 @@ class Trigger(Message):
     content_sha256: Sha256 | None = None
     default_limit: InputLimit = None
     repeats: InputCount = None
+
+    @property
+    def is_interactive(self) -> bool:
+        """Whether a person waits for it; some kinds never are, whatever they say (B1)."""
+        return bool(self.interactive) and self.kind not in NEVER_INTERACTIVE
 
     @property
     def needs_site(self) -> bool:

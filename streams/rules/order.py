@@ -25,7 +25,7 @@ def parse_instant(text: str) -> int:
     if not _RFC3339.fullmatch(text):
         raise ValueError("must be a time with a zone, as in 2026-03-01T10:00:00.000100Z (RFC 3339)")
     try:
-        moment = datetime.fromisoformat(text.upper())
+        moment = datetime.fromisoformat(text.upper()).astimezone(UTC)  # fails outside of the years 1 to 9999
         return (moment - _EPOCH) // _MICROSECOND
     except (ValueError, OverflowError) as error:
         raise ValueError(f"is no time of the calendar: {error}") from None

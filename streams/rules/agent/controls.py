@@ -5,7 +5,7 @@ from typing import Final
 
 from streams.rules import events, limits
 from streams.rules.agent.rows import TriggerRow
-from streams.rules.agent.step import ON_BUSY, Step, execution_id_of, expired, refuse, repeats
+from streams.rules.agent.step import ON_BUSY, Step, execution_id_of, is_answered, refuse
 from streams.rules.messages import (
     Approve,
     Archive,
@@ -22,7 +22,7 @@ from streams.rules.order import SECOND
 
 def stop(step: Step, command: Stop) -> None:
     agent = step.agent
-    if expired(step, command.decide_before) or repeats(step, "stop", command.id, content_sha256(command)):
+    if is_answered(step, "stop", command.id, content_sha256(command), command.decide_before):
         return
     if agent.row.archived:
         step.refusal = refuse(agent, "agent_archived")
@@ -127,7 +127,7 @@ def control(
     defaults: limits.Defaults,
 ) -> None:
     agent, row = step.agent, step.agent.row
-    if expired(step, command.decide_before) or repeats(step, "control", command.id, content_sha256(command)):
+    if is_answered(step, "control", command.id, content_sha256(command), command.decide_before):
         return
     if isinstance(command, Configure):
         _configure(step, command, defaults)

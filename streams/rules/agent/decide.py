@@ -8,8 +8,9 @@ before anything else.
 A refusal is a value with a code. An exception here is a bug: the partition stops at the record (G4).
 """
 
-from itertools import islice
-from typing import Literal, assert_never
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any, Literal, assert_never
 
 from streams.rules import events, limits
 from streams.rules.agent.controls import control, stop, stop_all, stop_waiting
@@ -22,10 +23,9 @@ from streams.rules.agent.step import (
     Via,
     execution_id_of,
     execution_prefix,
-    expired,
+    is_answered,
     pump,
     refuse,
-    repeats,
 )
 from streams.rules.backoff import backoff_microseconds
 from streams.rules.messages import (
@@ -45,7 +45,7 @@ from streams.rules.messages import (
     Timer,
     Trigger,
 )
-from streams.rules.order import SECOND, first_availability, order_key
+from streams.rules.order import SECOND, OrderKey, first_availability, order_key
 
 
 def decide(agent: Agent, command: AgentCommand, at: int, via: Via, defaults: limits.Defaults) -> Step:
@@ -70,8 +70,8 @@ def decide(agent: Agent, command: AgentCommand, at: int, via: Via, defaults: lim
             step.emit(events.Parked(error=command.error))
         case _:
             assert_never(command)
-    if step.emitted or isinstance(command, Continue | Timer):
-        pump(step)
+    if isinstance(command, Continue | Timer) or (step.emitted and not isinstance(command, Park)):
+        pump(step)  # not for Park: the pump may be what fails
     if step.has_decision:
         settle(agent, command, step.seq, at, step.refusal, step.ignored)
     _note_todo(step)
@@ -94,7 +94,7 @@ def _unsupported(command: Trigger) -> str | None:
     """What the trigger asks for that this version doesn't decide yet: it must not run without it."""
     if command.needs_site or command.folder is not None:
         return "a site's workers and folders"
-    if command.interactive and command.on_busy != "queue":
+    if command.is_interactive and command.on_busy != "queue":
         return f"on_busy {command.on_busy or 'ask'}"
     if command.depends_on:
         return "depends_on"
@@ -108,7 +108,7 @@ def _trigger(step: Step, command: Trigger, via: Via, defaults: limits.Defaults) 
     assert command.content_sha256 is not None
     if command.on_busy not in ON_BUSY:
         step.refusal = refuse(agent, "agent_on_busy_invalid", reason=f"on_busy {command.on_busy!r}")
-    elif expired(step, command.decide_before) or repeats(step, "trigger", command.id, command.content_sha256):
+    elif is_answered(step, "trigger", command.id, command.content_sha256, command.decide_before):
         pass
     elif not agent.row.created and via == "http":
         step.refusal = refuse(agent, "agent_not_found")
@@ -125,8 +125,10 @@ def _accept(step: Step, command: Trigger, defaults: limits.Defaults) -> None:
     created_at, available_at = first_availability(command.created_at, command.available_at, at)
     key = (available_at, created_at, command.id)
     head = agent.head(command.conversation_id)
-    answers = head is not None and head.state == "paused" and bool(command.interactive) and available_at <= at
-    reason = _why_wait(agent, command, available_at, at, answers, defaults)
+    is_over = command.expires_at is not None and command.expires_at <= at
+    is_reply = command.is_interactive and available_at <= at and not is_over
+    answers = is_reply and head is not None and head.state == "paused"
+    reason = _why_wait(step, command, order_key(*key), answers, defaults)
     if reason is not None:
         size = command.payload.bytes if command.payload else 0
         full = len(agent.waiting) >= _backlog_depth(agent)
@@ -155,7 +157,7 @@ def _accept(step: Step, command: Trigger, defaults: limits.Defaults) -> None:
             reason=reason,
         )
     )
-    if command.expires_at is not None and command.expires_at <= at:
+    if is_over:
         step.emit(events.Expired(trigger_id=command.id))
 
 
@@ -164,9 +166,10 @@ def _backlog_depth(agent: Agent) -> int:
 
 
 def _why_wait(
-    agent: Agent, command: Trigger, available_at: int, at: int, answers: bool, defaults: limits.Defaults
+    step: Step, command: Trigger, key: OrderKey, answers: bool, defaults: limits.Defaults
 ) -> events.WaitReason | None:
     """Why the trigger can't start in the very step that accepts it; None: it can."""
+    agent = step.agent
     line = agent.lines.get(command.conversation_id)
     behind = len(line.placed) - answers if line else 0
     if agent.row.paused:
@@ -175,12 +178,31 @@ def _why_wait(
         return "agent_parked"
     if behind:
         return "conversation_busy"
-    if available_at > at:
+    if key.available_at > step.at:
         return "not_yet_available"
     limit = agent.limit if agent.row.created else _as_count(defaults.parallelism_limit)
     if limit is not None and agent.running >= limit:
         return "agent_parallelism_limit_reached"
+    starting = _conversations_starting_before(agent, key, step.at)
+    if command.conversation_id in starting:
+        return "conversation_busy"
+    if limit is not None and agent.running + len(starting) >= limit:
+        return "agent_parallelism_limit_reached"
     return None
+
+
+def _conversations_starting_before(agent: Agent, key: OrderKey, at: int) -> set[str]:
+    """Conversations of older triggers that have become available and that no pump has seen since: they come first.
+
+    There are some only while a timer is late, above all while a backlog of input is handled.
+    """
+    starting: set[str] = set()
+    for older in chain(agent.ready.irange(maximum=key), agent.unplaced.irange(maximum=key)):
+        row = agent.triggers[older.id.decode()]
+        is_over = row.expires_at is not None and row.expires_at <= at
+        if not is_over and (row.place is not None or agent.head(row.conversation_id) is None):
+            starting.add(row.conversation_id)
+    return starting
 
 
 def _as_count(limit: int | Literal["unlimited"]) -> int | None:
@@ -337,17 +359,34 @@ def _forget(step: Step, deadline: int) -> None:
     ids_before = max(deadline, step.at) - limits.REMEMBERED_SECONDS * SECOND
     ids = [
         events.RememberedId(kind=kind, id=id)
-        for (kind, id), remembered in islice(agent.remembered.items(), limits.STEP_CHANGES_MAX)
-        if remembered.at <= ids_before
+        for _, _, (kind, id) in _oldest(
+            ((row.at, row.seq, key) for key, row in agent.remembered.items()), ids_before, limits.STEP_CHANGES_MAX
+        )
     ]
     conversations_before = step.at - limits.CONVERSATION_SECONDS * SECOND
     conversations = [
         id
-        for id, conversation in islice(agent.conversations.items(), limits.STEP_CHANGES_MAX - len(ids))
-        if conversation.at <= conversations_before
+        for _, id in _oldest(
+            ((row.at, id) for id, row in agent.conversations.items()),
+            conversations_before,
+            limits.STEP_CHANGES_MAX - len(ids),
+        )
     ]
     if ids or conversations:
         step.emit(events.Forgotten(ids=tuple(ids), conversations=tuple(conversations), early=early))
+
+
+def _oldest(items: Iterable[tuple[int, *tuple[Any, ...]]], before: int, count: int) -> list[Any]:
+    """The ``count`` oldest of what is in order of time, its first element, and not after ``before``.
+
+    What has the same time is compared as a whole: its order in memory differs from that after a restore.
+    """
+    found: list[tuple[int, *tuple[Any, ...]]] = []
+    for item in items if count else ():
+        if item[0] > before or (len(found) >= count and item[0] > found[count - 1][0]):
+            break
+        found.append(item)
+    return sorted(found)[:count]
 
 
 def _continue(step: Step) -> None:

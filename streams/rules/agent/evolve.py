@@ -139,7 +139,7 @@ def _accepted(agent: Agent, event: events.Accepted, origin: Origin) -> None:
         digest=command.content_sha256[:DIGEST_DIGITS],
         timeout_seconds=event.timeout_seconds,
         max_attempts=event.max_attempts,
-        interactive=bool(command.interactive),
+        interactive=command.is_interactive,
         on_busy=command.on_busy,
         requested_by=command.requested_by,
         expires_at=command.expires_at,
@@ -240,7 +240,8 @@ def settle(
     if refusal is not None and refusal.code in NEVER_REMEMBERED:
         return
     if isinstance(command, Trigger):
-        if refusal is not None:
+        known = command.id in agent.triggers or ("trigger", command.id) in agent.remembered
+        if refusal is not None and not known:  # agent_on_busy_invalid is said before the id is looked up
             assert command.content_sha256 is not None
             digest = command.content_sha256[:DIGEST_DIGITS]
             agent.remember("trigger", command.id, RememberedRow(digest, seq, "refused", at))

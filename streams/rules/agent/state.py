@@ -176,7 +176,10 @@ class Agent:
         if row.heartbeat_seconds is None:
             return row.lease_until
         heard_at = max(row.last_seen_at or row.dispatched_at, self.silence_from or 0)
-        return min(row.lease_until, heard_at + row.heartbeat_seconds * SECOND)
+        silent_at = heard_at + row.heartbeat_seconds * SECOND
+        if row.lease_until > row.dispatched_at + (row.timeout_seconds + limits.LEASE_GRACE_SECONDS) * SECOND:
+            return silent_at  # it lives by signs of life alone, whose deadline starts anew at take-over
+        return min(row.lease_until, silent_at)
 
     def is_due(self, deadline: Deadline) -> bool:
         """Whether this deadline still holds: a timer is never taken back, it is looked at when it comes."""
@@ -219,6 +222,8 @@ class Agent:
     def loaded(self, silence_from: int) -> None:
         """All rows are there. ``silence_from``: heartbeat deadlines start anew from this instant."""
         self.silence_from = silence_from
+        self.triggers = dict(sorted(self.triggers.items(), key=lambda item: item[1].accepted_seq))
+        self.executions = dict(sorted(self.executions.items(), key=lambda item: _dispatch_order(item[0])))
         self.remembered = dict(sorted(self.remembered.items(), key=lambda item: (item[1].at, item[1].seq, item[0])))
         self.conversations = dict(sorted(self.conversations.items(), key=lambda item: (item[1].at, item[0])))
         used = {row.slot_number for row in self.triggers.values() if row.state == "running"}
@@ -227,14 +232,17 @@ class Agent:
         self.changed.clear()
 
     def schedule_all(self, at: int) -> None:
-        """Bring up every deadline again. Who waits for room, since before ``at``, has none: the pump sees it."""
+        """Bring up every deadline again. Who waits for room since before ``at`` needs none: the next pump sees it.
+
+        Unless there is room: then the agent was not looked at since its oldest head became available.
+        """
         self.deadlines.clear()
+        may_start = self.ready[0].id.decode() if self.ready and self.has_room and not self.held_back else None
         for row in self.triggers.values():
-            waits_for_room = row.state == "waiting" and row.place is not None and row.attempt == 0
             self.deadlines.extend(
                 deadline
                 for deadline in self.deadlines_of(row)
-                if not (waits_for_room and deadline.kind == "retry" and deadline.at <= at)
+                if deadline.kind != "retry" or deadline.at > at or row.trigger_id == may_start
             )
 
     # Index maintenance
@@ -355,3 +363,9 @@ class Agent:
     @staticmethod
     def clear_attempt(row: TriggerRow) -> None:
         row.slot_number = row.dispatched_at = row.lease_until = row.last_seen_at = row.grace_until = None
+
+
+def _dispatch_order(execution_id: str) -> tuple[int, int]:
+    """(seq of the decision, index of the event), which the id of every attempt ends with."""
+    _, seq, index = execution_id.split("-")
+    return int(seq), int(index)

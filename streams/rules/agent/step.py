@@ -84,31 +84,29 @@ def execution_id_of(row: TriggerRow) -> str:
     return row.execution_id
 
 
-def repeats(step: Step, kind: RememberedKind, id: str, sha256: str) -> bool:
-    """Whether the id was answered before; if so, the step says what it gets (F8)."""
+def is_answered(step: Step, kind: RememberedKind, id: str, sha256: str, decide_before: int | None) -> bool:
+    """Whether the command gets no further: answered before, come too late, or in conflict with one answered (F8, B5).
+
+    A repeat of what was answered in time gets that answer, however late it comes itself.
+    """
     agent, digest = step.agent, sha256[:DIGEST_DIGITS]
     live = agent.triggers.get(id) if kind == "trigger" else None
     remembered = agent.remembered.get((kind, id))
+    known_digest: str | None = None
+    state: events.KnownState | None = None
     if live is not None:
-        known_digest, seq = live.digest, live.accepted_seq
-        state: events.KnownState | None = live.state
+        known_digest, step.repeats, state = live.digest, live.accepted_seq, live.state
     elif remembered is not None:
-        known_digest, seq = remembered.digest, remembered.seq
+        known_digest, step.repeats = remembered.digest, remembered.seq
         state = None if remembered.state == "done" else remembered.state
-    else:
-        return False
-    step.repeats = seq
     if known_digest == digest:
-        step.ignored = events.Ignored(reason="duplicate", first_seq=seq, state=state)
+        step.ignored = events.Ignored(reason="duplicate", first_seq=step.repeats, state=state)
+    elif decide_before is not None and step.at >= decide_before:
+        step.refusal = refuse(agent, "request_expired")
+    elif known_digest is not None:
+        step.refusal = refuse(agent, "trigger_id_conflict", reason=f"answered before by decision {step.repeats}")
     else:
-        step.refusal = refuse(agent, "trigger_id_conflict", reason=f"answered before by decision {seq}")
-    return True
-
-
-def expired(step: Step, decide_before: int | None) -> bool:
-    if decide_before is None or step.at < decide_before:
         return False
-    step.refusal = refuse(step.agent, "request_expired")
     return True
 
 
@@ -125,7 +123,11 @@ def pump(step: Step) -> None:
     while not agent.held_back and agent.ready and agent.has_room and agent.ready[0].available_at <= at:
         if not step.may_change():
             return
-        _dispatch(step, agent.triggers[agent.ready[0].id.decode()])
+        row = agent.triggers[agent.ready[0].id.decode()]
+        if row.expires_at is not None and row.expires_at <= at:  # its timer has not come yet (E5)
+            step.emit(events.Expired(trigger_id=row.trigger_id))
+        else:
+            _dispatch(step, row)
 
 
 def _dispatch(step: Step, row: TriggerRow) -> None:

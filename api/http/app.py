@@ -1,0 +1,119 @@
+"""The application: what it consists of, in which order it begins and ends.
+
+It starts whatever is away: Kafka and Postgres are connected to in the background, ``/readyz`` says what is missing,
+and a request that needs it is answered 503. Nobody is asked who they are, so it must be served on 127.0.0.1 only
+(``berth api`` sees to that) and answers to no other name (``intake.py``).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from importlib import resources
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+
+from api.http import problems
+from api.http.database import Database, ProjectionBehind
+from api.http.decisions import Log
+from api.http.intake import Intake
+from api.http.readiness import Readiness
+from api.http.routes import agents, conversations, triggers
+from api.http.routes.parameters import Service, ServiceOf
+from api.http.writes import Writes
+
+log = structlog.get_logger()
+
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+PAGE_FILES = {"dashboard.css": "text/css", "dashboard.js": "text/javascript"}
+
+
+def create_app(bootstrap: str, partitions: int, database_url: str) -> FastAPI:
+    """The API on this Kafka and this database."""
+    app = FastAPI(
+        title="Berth",
+        version="1",
+        summary="Admission control for AI-agent runs",
+        lifespan=_lifespan,
+        redirect_slashes=False,
+    )
+    database = Database(database_url)
+    service_log = Log(bootstrap, partitions)
+    app.state.service = Service(
+        database=database,
+        log=service_log,
+        writes=Writes(service_log, database),
+        readiness=Readiness(bootstrap, partitions, database),
+    )
+    app.add_middleware(Intake)
+    problems.install(app)
+    app.add_exception_handler(ProjectionBehind, _answer_behind)
+    for router in (agents.router, triggers.router, conversations.router):
+        app.include_router(router)
+    app.add_api_route("/healthz", _health, methods=["GET"], tags=["operation"])
+    app.add_api_route("/readyz", _ready, methods=["GET"], tags=["operation"])
+    app.add_api_route("/", _page, methods=["GET"], include_in_schema=False)
+    app.add_api_route("/dashboard/{name}", _page_file, methods=["GET"], include_in_schema=False)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    service: Service = app.state.service
+    tasks = {
+        name: asyncio.create_task(_logged(name, work), name=name)
+        for name, work in (
+            ("log", service.log.run()),
+            ("database", service.database.run()),
+            ("readiness", service.readiness.run()),
+        )
+    }
+    app.state.parts = tasks
+    yield
+    for task in tasks.values():
+        task.cancel()
+    await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+
+async def _logged(name: str, work: Coroutine[None, None, None]) -> None:
+    """A part that ends by itself has a bug: the service is unhealthy from then on, and its supervisor's affair."""
+    try:
+        await work
+    except Exception:
+        log.exception("part_failed", part=name)
+        raise
+
+
+async def _answer_behind(_request: object, _error: Exception) -> JSONResponse:
+    return problems.Problem(
+        504, "projection_behind", "The read side hasn't reached min_position within 2 s. The write stands; read again."
+    ).response()
+
+
+async def _health(request: Request) -> JSONResponse:
+    failed = sorted(name for name, task in request.app.state.parts.items() if task.done())
+    return JSONResponse({"healthy": not failed, "failed": failed}, status_code=503 if failed else 200)
+
+
+async def _ready(service: ServiceOf) -> JSONResponse:
+    report = service.readiness.report()
+    return JSONResponse(report, status_code=200 if report["ready"] else 503)
+
+
+async def _page() -> HTMLResponse:
+    page = resources.files("api.dashboard") / "index.html"
+    return HTMLResponse(page.read_text(), headers=PAGE_HEADERS)
+
+
+async def _page_file(name: str) -> Response:
+    if name not in PAGE_FILES:
+        raise problems.Problem(404, "not_found", "There is no such file.")
+    content = (resources.files("api.dashboard") / name).read_bytes()
+    return Response(content, media_type=PAGE_FILES[name], headers=PAGE_HEADERS)

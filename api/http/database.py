@@ -1,0 +1,190 @@
+"""The read side in Postgres: named queries on a pool of read-only connections, and how far the projection is.
+
+One connection listens for the projector's notifications and keeps the projection's positions; a read with a
+``min_position`` waits for them there instead of asking the database again and again. The same loop notices when the
+database is away: nothing else has to.
+
+Several queries of one answer see one state of the database (REPEATABLE READ).
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import resources
+from typing import Any, Final, LiteralString, cast
+
+import psycopg
+import structlog
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow, dict_row
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from api.http.positions import LogPosition
+from projections.schema import CONNECT_TIMEOUT_SECONDS, LIVE_SCHEMA
+from projections.store import CHANNEL
+from streams import DECISIONS
+from streams.rules.events import Decision, read_decision
+
+POOL_CONNECTIONS_MAX: Final = 8
+POOL_WAIT_SECONDS: Final = 2.0
+READ_SECONDS_MAX: Final = 4.0
+MIN_POSITION_SECONDS_MAX: Final = 2.0
+REFRESH_SECONDS: Final = 0.5
+RECONNECT_SECONDS: Final = 0.5
+
+_OPTIONS: Final[dict[str, Any]] = {
+    "application_name": "berth-api",
+    "connect_timeout": CONNECT_TIMEOUT_SECONDS,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+    "options": f"-c search_path={LIVE_SCHEMA} -c timezone=UTC",
+}
+
+log = structlog.get_logger()
+
+_OWN_QUERIES: Final = {
+    # When the newest decision on a command of this type was made that had an effect: since when an agent is paused.
+    "last_effective_decision": """
+        SELECT decided_at
+          FROM decisions
+         WHERE agent_id = %(agent_id)s AND command_type = %(command_type)s
+           AND refusal_code IS NULL AND ignored_reason IS NULL
+         ORDER BY seq DESC
+         LIMIT 1""",
+    "decision_as_text": "SELECT record::text FROM decisions WHERE agent_id = %(agent_id)s AND seq = %(seq)s",
+}
+
+
+def _load_queries() -> dict[str, LiteralString]:
+    """The queries of the projections by name, and ours."""
+    text = (resources.files("projections") / "queries.sql").read_text()
+    parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)[1:]
+    return cast("dict[str, LiteralString]", dict(zip(parts[::2], parts[1::2], strict=True)) | _OWN_QUERIES)
+
+
+QUERIES: Final = _load_queries()
+
+
+class ProjectionBehind(Exception):  # noqa: N818 - it reads as what it is
+    """The projection hasn't reached the position that the read asks for."""
+
+
+class Reading:
+    """Queries on one state of the database."""
+
+    def __init__(self, connection: AsyncConnection[DictRow]) -> None:
+        self._connection = connection
+
+    async def rows(self, name: str, **parameters: object) -> list[DictRow]:
+        return await (await self._connection.execute(QUERIES[name], parameters)).fetchall()
+
+    async def row(self, name: str, **parameters: object) -> DictRow | None:
+        return await (await self._connection.execute(QUERIES[name], parameters)).fetchone()
+
+    async def value(self, name: str, **parameters: object) -> Any:
+        """The first column of the first row, None if there is none."""
+        row = await self.row(name, **parameters)
+        return None if row is None else next(iter(row.values()))
+
+
+class Database:
+    """The database as the API uses it. ``run`` keeps the positions; reads may be asked for at any time."""
+
+    def __init__(self, url: str) -> None:
+        self.next_offsets: dict[int, int] = {}
+        """Next offset of berth.decisions that the projection will apply, by partition."""
+        self.answered_at_seconds: float | None = None
+        """The event loop's time of the last answer."""
+        self.error: str | None = None
+        """Why it doesn't answer, None while it does."""
+        self._url = url
+        self._moved = asyncio.Condition()
+        self._pool: AsyncConnectionPool[AsyncConnection[DictRow]] = AsyncConnectionPool(
+            url,
+            min_size=1,
+            max_size=POOL_CONNECTIONS_MAX,
+            open=False,
+            timeout=POOL_WAIT_SECONDS,
+            max_waiting=10 * POOL_CONNECTIONS_MAX,
+            reconnect_timeout=RECONNECT_SECONDS,
+            kwargs={**_OPTIONS, "row_factory": dict_row},
+            configure=_configure,
+            check=AsyncConnectionPool.check_connection,
+        )
+
+    @asynccontextmanager
+    async def reading(self, min_position: LogPosition | None = None) -> AsyncIterator[Reading]:
+        """One state of the database, not before ``min_position``.
+
+        Raises ProjectionBehind, or psycopg.OperationalError or PoolTimeout when the database is away.
+        """
+        if min_position is not None:
+            await self.wait_for(min_position)
+        try:
+            async with asyncio.timeout(READ_SECONDS_MAX), self._pool.connection() as connection:
+                yield Reading(connection)
+        except TimeoutError:
+            raise PoolTimeout(f"no answer within {READ_SECONDS_MAX} s") from None
+
+    async def wait_for(self, position: LogPosition) -> None:
+        """Return when the projection has reached ``position``. Raises ProjectionBehind after 2 s."""
+        try:
+            async with asyncio.timeout(MIN_POSITION_SECONDS_MAX), self._moved:
+                await self._moved.wait_for(lambda: position.is_reached_by(self.next_offsets))
+        except TimeoutError:
+            if self.error is not None:
+                raise psycopg.OperationalError(self.error) from None
+            raise ProjectionBehind from None
+
+    async def decision(self, agent_id: str, seq: int, position: LogPosition) -> Decision | None:
+        """A decision that is before ``position``; None when the projection is behind or the database away."""
+        try:
+            async with self.reading(position) as reading:
+                record = await reading.value("decision_as_text", agent_id=agent_id, seq=seq)
+        except (psycopg.OperationalError, PoolTimeout, ProjectionBehind) as error:
+            log.warning("database_not_reached", error=repr(error))
+            return None
+        return None if record is None else read_decision(record.encode())
+
+    async def run(self) -> None:
+        """Keep ``next_offsets`` until cancelled."""
+        await self._pool.open()
+        try:
+            while True:
+                try:
+                    async with await AsyncConnection.connect(
+                        self._url, autocommit=True, row_factory=dict_row, **_OPTIONS
+                    ) as connection:
+                        await self._follow(connection)
+                except (psycopg.Error, TimeoutError, OSError) as error:
+                    if self.error is None:
+                        log.warning("database_not_reached", error=repr(error))
+                    self.error = str(error).strip() or repr(error)
+                await asyncio.sleep(RECONNECT_SECONDS)
+        finally:
+            await self._pool.close(timeout=1)
+
+    async def _follow(self, connection: AsyncConnection[DictRow]) -> None:
+        await connection.execute(f"LISTEN {CHANNEL}")
+        while True:
+            async with asyncio.timeout(READ_SECONDS_MAX):
+                rows = await (await connection.execute(QUERIES["positions"])).fetchall()
+            async with self._moved:
+                self.next_offsets = {
+                    row["partition"]: row["next_offset"] for row in rows if row["topic"] == DECISIONS.name
+                }
+                if self.error is not None:
+                    log.info("database_reached")
+                self.error = None
+                self.answered_at_seconds = asyncio.get_running_loop().time()
+                self._moved.notify_all()
+            async for _ in connection.notifies(timeout=REFRESH_SECONDS, stop_after=1):
+                pass
+
+
+async def _configure(connection: AsyncConnection[DictRow]) -> None:
+    await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
+    await connection.set_read_only(True)

@@ -1,0 +1,220 @@
+"""Everything that goes wrong, as ``application/problem+json`` (RFC 9457).
+
+A problem has ``type``, ``title``, ``status``, ``detail`` (what happened and what to do) and ``code``, which is stable
+and which programs may rely on; further members belong to the code. Refusals keep the code of the rules. Nothing about
+the inside of the service is told: an unexpected error carries an ``incident`` to look for in the service's log.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+import psycopg
+import psycopg_pool
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from api.http.decisions import LogUnavailable
+from streams.rules.events import Refusal
+
+log = structlog.get_logger()
+
+RETRY_AFTER_SECONDS: Final = 1
+
+REFUSAL_STATUS: Final[Mapping[str, int]] = {
+    "invalid_record": 400,
+    "agent_on_busy_invalid": 400,
+    "agent_parallelism_limit_unsupported": 400,
+    "agent_not_found": 404,
+    "trigger_unknown": 404,
+    "not_supported_yet": 501,
+    "request_expired": 503,
+}
+"""HTTP status by the rules' code; every other refusal is 409: the request was fine, the state of things was not."""
+
+REFUSAL_ADVICE: Final[Mapping[str, str]] = {
+    "invalid_record": "Nothing was changed. Correct what `reason` names and send it again.",
+    "agent_on_busy_invalid": "Nothing was changed. Use ask, queue, force or interrupt.",
+    "agent_parallelism_limit_unsupported": "A serial agent runs one at a time; its limit can't be changed.",
+    "agent_not_found": "No such agent. Create it with PUT /api/agents/{agent_id}.",
+    "agent_archived": "The agent is archived; configuring it brings it back.",
+    "trigger_unknown": "No such trigger or conversation lives or is remembered.",
+    "trigger_id_conflict": "This id or Idempotency-Key belongs to another request; use a new one.",
+    "not_supported_yet": "This version doesn't decide what `reason` names, and did nothing rather than ignore it.",
+    "request_expired": "It was handled too late and had no effect. Send it again.",
+    "agent_paused": "The agent is paused. Queue the trigger, or resume the agent.",
+    "conversation_busy": "The conversation has an earlier turn. Queue behind it, or stop it.",
+    "agent_parallelism_limit_reached": "All slots of the agent are taken. Queue the trigger, or force it if allowed.",
+    "agent_backlog_full": "As many triggers wait as the agent allows. Try later, or raise max_backlog_depth.",
+}
+
+
+class Problem(Exception):  # noqa: N818 - the word of RFC 9457
+    """An answer that says why the request was not fulfilled; raised where that is found out."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        members: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.members = dict(members or {})
+        self.headers = dict(headers or {})
+
+    def content(self) -> dict[str, Any]:
+        return {
+            "type": f"urn:berth:problem:{self.code}",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": self.detail,
+            "code": self.code,
+            **self.members,
+        }
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(
+            self.content(), status_code=self.status, headers=self.headers, media_type="application/problem+json"
+        )
+
+
+def invalid(code: str, field: str, detail: str) -> Problem:
+    """400 about one field."""
+    return Problem(400, code, detail, members={"field": field})
+
+
+def unknown_agent(agent_id: str) -> Problem:
+    return Problem(404, "agent_not_found", f"There is no agent {agent_id!r}. {REFUSAL_ADVICE['agent_not_found'][15:]}")
+
+
+def unavailable(code: str, detail: str) -> Problem:
+    return Problem(503, code, detail, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
+
+
+def database_unavailable() -> Problem:
+    return unavailable(
+        "database_unavailable",
+        "The database of the read side can't be reached, so nothing can be read now. Writes go on. Try again soon.",
+    )
+
+
+def of_refusal(refusal: Refusal, members: Mapping[str, Any]) -> Problem:
+    """What the rules refused, with everything that they know of the way out."""
+    status = REFUSAL_STATUS.get(refusal.code, 409)
+    advice = REFUSAL_ADVICE.get(refusal.code, "Nothing was changed.")
+    detail = f"{refusal.reason}. {advice}" if refusal.reason else advice
+    known = {
+        "running": refusal.running,
+        "limit": None if refusal.limit == "unlimited" else refusal.limit,
+        "waiting": refusal.waiting,
+        "position_if_queued": refusal.position_if_queued,
+        "force_allowed": refusal.force_allowed,
+        "holders": list(refusal.holders),
+        "holders_count": refusal.holders_count,
+    }
+    reason = {} if refusal.reason is None else {"reason": refusal.reason}
+    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status == 503 else {}
+    has_counts = status == 409 and refusal.code != "trigger_id_conflict"
+    return Problem(
+        status,
+        refusal.code,
+        detail,
+        members={**reason, **(known if has_counts else {}), **members},
+        headers=headers,
+    )
+
+
+def _of_log(error: LogUnavailable) -> Problem:
+    if error.acknowledged:
+        detail = (
+            "Kafka has the request, but it was not decided in time: it will not take effect. Send it again; with the "
+            "same Idempotency-Key that is safe in every case."
+        )
+    else:
+        detail = (
+            "Kafka has not acknowledged the request. Send it again with the same Idempotency-Key (or the same id): "
+            "then it counts once, whatever became of this one."
+        )
+    return unavailable("log_unavailable", detail)
+
+
+_TYPES: Final[Mapping[str, tuple[str, str]]] = {
+    "extra_forbidden": ("unknown_field", "is not a field of this request"),
+    "missing": ("missing_field", "is required"),
+}
+
+
+def of_validation(errors: Sequence[Any]) -> Problem:
+    """The first thing that is wrong with a request; an invalid on_busy comes before everything else (B2)."""
+    errors = sorted(errors, key=lambda error: error["loc"][-1:] != ("on_busy",))
+    error = errors[0]
+    where, *path = error["loc"]
+    field = ".".join(str(part) for part in path) or str(where)
+    if error["type"] == "missing" and not path:
+        return invalid("missing_field", "body", "The request needs a JSON body (Content-Type: application/json).")
+    if field == "on_busy":
+        return invalid("agent_on_busy_invalid", field, "on_busy must be one of: ask, queue, force, interrupt.")
+    code, words = _TYPES.get(error["type"], ("invalid_field", ""))
+    if error["type"] == "value_error":
+        words = str(error["ctx"]["error"])
+    return invalid(code, field, f"{field}: {words or error['msg']}. Nothing was changed.")
+
+
+async def _answer_problem(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, Problem)
+    return error.response()
+
+
+async def _answer_log(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, LogUnavailable)
+    return _of_log(error).response()
+
+
+async def _answer_validation(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return of_validation(error.errors()).response()
+
+
+async def _answer_http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    detail = {
+        404: "There is nothing at this address; /docs lists what there is.",
+        405: f"This address doesn't take {request.method}; the Allow header says what it takes.",
+    }.get(error.status_code, str(error.detail))
+    return Problem(error.status_code, code, detail, headers=error.headers).response()
+
+
+async def _answer_database(_request: Request, error: Exception) -> JSONResponse:
+    log.warning("database_not_reached", error=repr(error))
+    return database_unavailable().response()
+
+
+async def _answer_unexpected(request: Request, error: Exception) -> JSONResponse:
+    incident = secrets.token_hex(8)
+    log.error("request_failed", incident=incident, method=request.method, error=type(error).__name__, exc_info=error)
+    detail = "Something unexpected happened in the service. It is in its log under `incident`."
+    return Problem(500, "internal_error", detail, members={"incident": incident}).response()
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of ``app`` as a problem."""
+    app.add_exception_handler(Problem, _answer_problem)
+    app.add_exception_handler(LogUnavailable, _answer_log)
+    app.add_exception_handler(RequestValidationError, _answer_validation)
+    app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(psycopg.OperationalError, _answer_database)
+    app.add_exception_handler(psycopg_pool.PoolTimeout, _answer_database)
+    app.add_exception_handler(psycopg_pool.TooManyRequests, _answer_database)
+    app.add_exception_handler(psycopg.errors.UndefinedTable, _answer_database)  # no projector has run yet
+    app.add_exception_handler(Exception, _answer_unexpected)

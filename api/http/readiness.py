@@ -1,0 +1,233 @@
+"""Whether Berth as a whole does its work, as ``/readyz`` says it: Kafka, every partition, the database, the projection.
+
+The stream workers say once a second in berth.workers how their partitions are; this process reads that topic, asks
+Kafka where the log ends, and compares with how far the projection is. What is silent for longer than a worker may be
+(its session) counts as gone, so the answer is true within 10 s. A partition that stands still is named with its
+position, and a projection that is behind with what it would apply next.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+import structlog
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+from pydantic_core import from_json
+
+from api.http.database import Database
+from streams import DECISIONS, WORKERS
+
+PROBE_SECONDS: Final = 1.0
+ASK_SECONDS_MAX: Final = 3.0
+SILENCE_SECONDS_MAX: Final = 6.0
+"""Kafka, the database or a worker that has said nothing for this long is away."""
+STANDSTILL_SECONDS_MAX: Final = 8.0
+PROJECTION_LAG_SECONDS_MAX: Final = 5.0
+WORKER_FORGOTTEN_SECONDS: Final = 600.0
+MARKER_RECORDS: Final = 1
+"""The end of the log lies behind the marker of the last transaction, which is nothing to apply."""
+CONNECT_SECONDS_MAX: Final = 10.0
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Behind:
+    """An end of the log that the projection hasn't reached, and since when (event loop's time) it is known."""
+
+    end: int
+    since_seconds: float
+
+
+@dataclass(slots=True)
+class _Waits:
+    """A partition with records to read: when it last got on, and since when (event loop's time) it hasn't."""
+
+    last_progress_at: str
+    since_seconds: float
+
+
+@dataclass(slots=True)
+class Readiness:
+    """What is known of the rest of Berth. ``run`` keeps it."""
+
+    bootstrap: str
+    partitions: int
+    database: Database
+    _kafka_answered_at_seconds: float | None = None
+    _kafka_error: str | None = None
+    _workers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _ends: dict[int, int] = field(default_factory=dict)
+    _behind: dict[int, _Behind] = field(default_factory=dict)
+    _waits: dict[str, _Waits] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Ask and listen until cancelled."""
+        while True:
+            try:
+                consumer = await self._consumer()
+                try:
+                    await self._probe(consumer)
+                finally:
+                    await _stop(consumer)
+            except (KafkaError, TimeoutError, OSError) as error:
+                self._kafka_error = f"{type(error).__name__}: {error}".rstrip(": ")
+            await asyncio.sleep(PROBE_SECONDS)
+
+    async def _consumer(self) -> AIOKafkaConsumer:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self.bootstrap,
+            isolation_level="read_committed",
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            request_timeout_ms=int(ASK_SECONDS_MAX * 1000),
+        )
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS_MAX):
+                await consumer.start()
+        except BaseException:
+            await _stop(consumer)
+            raise
+        consumer.assign([TopicPartition(WORKERS.name, number) for number in range(self.partitions)])
+        return consumer
+
+    async def _probe(self, consumer: AIOKafkaConsumer) -> None:
+        logs = [TopicPartition(DECISIONS.name, number) for number in range(self.partitions)]
+        while True:
+            async with asyncio.timeout(ASK_SECONDS_MAX):
+                ends = await consumer.end_offsets(logs)
+            self._kafka_answered_at_seconds = _now()
+            self._kafka_error = None
+            self._ends = {target.partition: end for target, end in ends.items()}
+            self._compare()
+            until = _now() + PROBE_SECONDS
+            while (wait := until - _now()) > 0:
+                for records in (await consumer.getmany(timeout_ms=max(1, int(wait * 1000)))).values():
+                    for record in records:
+                        self._hear(record.key, record.value)
+
+    def _hear(self, key: bytes, value: bytes | None) -> None:
+        worker_id = key.decode()
+        if value is None:
+            self._workers.pop(worker_id, None)
+            return
+        self._workers[worker_id] = heard = from_json(value)
+        for number, said in heard["partitions"].items():
+            waits = self._waits.get(number)
+            if not said["lag"]:
+                self._waits.pop(number, None)
+            elif waits is None or waits.last_progress_at != said["last_progress_at"]:
+                self._waits[number] = _Waits(said["last_progress_at"], _now())
+        for other, said in list(self._workers.items()):
+            if _age_seconds(said["at"]) > WORKER_FORGOTTEN_SECONDS:
+                del self._workers[other]
+
+    def _compare(self) -> None:
+        """Since when the projection is behind what ends of the log are known."""
+        for number, end in self._ends.items():
+            applied = self.database.next_offsets.get(number, 0) + MARKER_RECORDS
+            behind = self._behind.get(number)
+            if applied >= end:
+                self._behind.pop(number, None)
+            elif behind is None or applied >= behind.end:
+                self._behind[number] = _Behind(end, _now())
+
+    # -- telling --------------------------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any]:
+        """What ``/readyz`` says; ``ready`` is whether ``reasons`` is empty."""
+        partitions = {number: self._partition(number) for number in range(self.partitions)}
+        reasons = [
+            *self._of_kafka(),
+            *(reason for number, said in partitions.items() for reason in self._of_partition(number, said)),
+            *self._of_database(),
+            *self._of_projection(),
+        ]
+        since = [behind.since_seconds for behind in self._behind.values()]
+        lag = {
+            number: max(0, end - MARKER_RECORDS - self.database.next_offsets.get(number, 0))
+            for number, end in self._ends.items()
+        }
+        return {
+            "ready": not reasons,
+            "reasons": reasons,
+            "kafka": {"answered_seconds_ago": _ago(self._kafka_answered_at_seconds)},
+            "database": {"answered_seconds_ago": _ago(self.database.answered_at_seconds)},
+            "partitions": {str(number): said for number, said in partitions.items()},
+            "projection": {
+                "lag_records": sum(lag.values()),
+                "lag_seconds": round(_now() - min(since), 3) if since else 0.0,
+                "next_offsets": {str(number): offset for number, offset in sorted(self.database.next_offsets.items())},
+            },
+        }
+
+    def _partition(self, number: int) -> dict[str, Any]:
+        """What the worker that spoke last of the partition says of it; state ``unowned`` when nobody did in time."""
+        claims = [
+            (said["at"], worker_id, said["partitions"][str(number)])
+            for worker_id, said in self._workers.items()
+            if str(number) in said["partitions"] and _age_seconds(said["at"]) <= SILENCE_SECONDS_MAX
+        ]
+        if not claims:
+            return {"state": "unowned", "worker_id": None, "lag": None, "last_progress_at": None, "stopped_at": None}
+        _at, worker_id, said = max(claims, key=lambda claim: claim[0])
+        return {**said, "worker_id": worker_id}
+
+    def _of_kafka(self) -> list[str]:
+        away = _ago(self._kafka_answered_at_seconds)
+        if away is not None and away <= SILENCE_SECONDS_MAX and self._kafka_error is None:
+            return []
+        why = f": {self._kafka_error}" if self._kafka_error else ""
+        return [f"Kafka has not answered{'' if away is None else f' for {away:.0f} s'}{why}"]
+
+    def _of_partition(self, number: int, said: dict[str, Any]) -> list[str]:
+        stopped = said["stopped_at"]
+        if stopped is not None:
+            where = f"{stopped['topic']} partition {stopped['partition']} offset {stopped['offset']}"
+            return [f"partition {number} stands still at {where}: {stopped['error']}"]
+        if said["state"] == "unowned":
+            return [f"partition {number} is owned by no worker"]
+        if said["state"] != "running":
+            return [f"partition {number} is {said['state']}"]
+        waits = self._waits.get(str(number))
+        if waits is not None and _now() - waits.since_seconds > STANDSTILL_SECONDS_MAX:
+            return [f"partition {number} has {said['lag']} records to read and makes no progress"]
+        return []
+
+    def _of_database(self) -> list[str]:
+        away = _ago(self.database.answered_at_seconds)
+        if away is not None and away <= SILENCE_SECONDS_MAX and self.database.error is None:
+            return []
+        return [f"the database has not answered{'' if away is None else f' for {away:.0f} s'}"]
+
+    def _of_projection(self) -> list[str]:
+        return [
+            f"the projection of partition {number} is {_now() - behind.since_seconds:.0f} s behind; "
+            f"it would apply {DECISIONS.name} partition {number} "
+            f"offset {self.database.next_offsets.get(number, 0)} next"
+            for number, behind in sorted(self._behind.items())
+            if _now() - behind.since_seconds > PROJECTION_LAG_SECONDS_MAX
+        ]
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _ago(at_seconds: float | None) -> float | None:
+    return None if at_seconds is None else round(_now() - at_seconds, 3)
+
+
+def _age_seconds(instant: str) -> float:
+    return time.time() - datetime.fromisoformat(instant).timestamp()
+
+
+async def _stop(consumer: AIOKafkaConsumer) -> None:
+    try:
+        async with asyncio.timeout(2):
+            await consumer.stop()
+    except (KafkaError, TimeoutError, OSError) as error:
+        log.debug("client_not_stopped", error=repr(error))

@@ -1,0 +1,74 @@
+"""What the routes share: ids in paths, pages, positions, keys, and the service behind them."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from fastapi import Depends, Header, Path, Query, Request
+from fastapi.responses import JSONResponse
+from pydantic import BeforeValidator
+
+from api.http.database import Database
+from api.http.decisions import Log
+from api.http.intake import decoded
+from api.http.positions import LogPosition, read_position
+from api.http.problems import invalid
+from api.http.readiness import Readiness
+from api.http.writes import Arrival, Reply, Writes
+from streams.rules.messages import Id
+
+PAGE_ROWS_DEFAULT: Final = 100
+PAGE_ROWS_MAX: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the routes work with."""
+
+    database: Database
+    log: Log
+    writes: Writes
+    readiness: Readiness
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def _min_position(
+    min_position: Annotated[
+        str | None, Query(description="log_position of a write's answer: wait up to 2 s until that is visible")
+    ] = None,
+) -> LogPosition | None:
+    if min_position is None:
+        return None
+    try:
+        return read_position(min_position)
+    except ValueError as error:
+        raise invalid("invalid_field", "min_position", f"min_position {error}.") from None
+
+
+def _arrival(
+    idempotency_key: Annotated[
+        str | None, Header(description="the same key gives the same answer, however often it is sent")
+    ] = None,
+) -> Arrival:
+    return Arrival.now(idempotency_key)
+
+
+ServiceOf = Annotated[Service, Depends(_service)]
+AgentId = Annotated[Id, BeforeValidator(decoded), Path()]
+TriggerId = Annotated[Id, BeforeValidator(decoded), Path()]
+ConversationId = Annotated[Id, BeforeValidator(decoded), Path()]
+MinPosition = Annotated[LogPosition | None, Depends(_min_position)]
+ArrivalOf = Annotated[Arrival, Depends(_arrival)]
+Rows = Annotated[int, Query(alias="limit", ge=1, le=PAGE_ROWS_MAX, description="rows of a page")]
+Cursor = Annotated[str | None, Query(description="next_cursor of the page before")]
+
+
+def answer(content: dict[str, Any]) -> JSONResponse:
+    return JSONResponse(content)
+
+
+def answer_write(reply: Reply) -> JSONResponse:
+    return JSONResponse(reply.content, status_code=reply.status, headers=reply.headers)

@@ -1,0 +1,325 @@
+"""From rows of the projections to what clients read. Field names are a contract (docs/http-api.md)."""
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from api.http.problems import invalid
+from api.http.waiting import Cause, Row, causes
+
+PREVIEW_CHARACTERS: Final = 100
+CURSOR_CHARACTERS_MAX: Final = 4_000
+
+_AGENT_FIELDS: Final = (
+    "agent_id",
+    "display_name",
+    "owner",
+    "agent_type",
+    "serial",
+    "paused",
+    "archived",
+    "parked",
+    "running",
+    "forced",
+    "waiting",
+    "on_hold",
+)
+_SETTINGS_FIELDS: Final = (
+    "max_backlog_depth",
+    "default_timeout_seconds",
+    "default_environment_id",
+    "default_folder",
+    "run_budget",
+)
+_TOTALS_FIELDS: Final = (
+    "accepted",
+    "attempts",
+    "finished",
+    "failed",
+    "stopped",
+    "expired",
+    "refused",
+    "ignored",
+)
+_QUEUED_FIELDS: Final = (
+    "trigger_id",
+    "conversation_id",
+    "kind",
+    "interactive",
+    "requested_by",
+    "created_at",
+    "available_at",
+    "expires_at",
+    "accepted_at",
+    "execution_class",
+    "priority",
+    "attempt",
+    "failures",
+    "max_attempts",
+)
+_TRIGGER_FIELDS: Final = (
+    "agent_id",
+    "trigger_id",
+    "conversation_id",
+    "state",
+    "state_since",
+    "kind",
+    "interactive",
+    "on_busy",
+    "requested_by",
+    "created_at",
+    "available_at",
+    "expires_at",
+    "accepted_at",
+    "site",
+    "worker",
+    "environment_id",
+    "folder",
+    "organization_id",
+    "department_id",
+    "execution_class",
+    "restarts",
+    "priority",
+    "timeout_seconds",
+    "heartbeat_seconds",
+    "max_attempts",
+    "attempt",
+    "failures",
+    "execution_id",
+    "stop_requested_by",
+    "stop_requested_at",
+    "grace_until",
+    "ended_at",
+    "end_reason",
+    "replied_by",
+)
+_ATTEMPT_FIELDS: Final = (
+    "execution_id",
+    "attempt",
+    "slot_number",
+    "forced",
+    "dispatched_at",
+    "lease_until",
+    "ended_at",
+    "outcome",
+    "phase",
+    "last_seen_at",
+    "retry_at",
+)
+
+
+def plain(value: Any) -> Any:
+    """A value of a row as JSON holds it."""
+    return instant(value) if isinstance(value, datetime) else value
+
+
+def instant(moment: datetime) -> str:
+    """RFC 3339 in UTC with microseconds and Z."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def picked(row: Row, names: Iterable[str]) -> dict[str, Any]:
+    return {name: plain(row[name]) for name in names}
+
+
+# Cursors
+
+
+def cursor(*values: Any) -> str:
+    """An opaque token for the row after which the next page begins."""
+    return base64.urlsafe_b64encode(json.dumps([plain(value) for value in values]).encode()).decode().rstrip("=")
+
+
+def read_cursor(token: str, length: int) -> list[str]:
+    """The ``length`` strings of a cursor that this service gave. Raises Problem."""
+    try:
+        if len(token) > CURSOR_CHARACTERS_MAX:
+            raise ValueError
+        values = json.loads(base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True))
+        if not (isinstance(values, list) and len(values) == length and all(isinstance(value, str) for value in values)):
+            raise ValueError
+        if any("\x00" in value for value in values):
+            raise ValueError
+        for value in values:
+            value.encode()
+    except (ValueError, binascii.Error, RecursionError):
+        raise invalid("invalid_field", "cursor", "cursor must be a next_cursor that this service gave.") from None
+    return values
+
+
+def read_instant_of_cursor(text: str) -> datetime:
+    """An instant in a cursor. Raises Problem."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise invalid("invalid_field", "cursor", "cursor must be a next_cursor that this service gave.") from None
+
+
+# Agents
+
+
+def agent_summary(row: Row) -> dict[str, Any]:
+    """One line of the list of agents. ``limit`` is what holds; null: unlimited."""
+    return picked(row, _AGENT_FIELDS) | {"limit": row["max_parallel"]}
+
+
+def agent(row: Row) -> dict[str, Any]:
+    """One agent with settings and totals."""
+    return {
+        **agent_summary(row),
+        "parallelism_limit": "unlimited" if row["parallelism_limit"] is None else row["parallelism_limit"],
+        **picked(row, _SETTINGS_FIELDS),
+        "totals": picked(row, _TOTALS_FIELDS),
+        "created_at": plain(row["created_at"]),
+        "seq": row["seq"],
+        "decided_at": plain(row["decided_at"]),
+    }
+
+
+def capacity(row: Row, slots: Sequence[Row], at: datetime) -> dict[str, Any]:
+    """The agent's slots."""
+    limit = row["max_parallel"]
+    return {
+        "agent_name": row["agent_id"],
+        "max_parallel_tasks": limit,
+        "active_slots": row["running"],
+        "available_slots": None if limit is None else max(0, limit - row["running"]),
+        "slots": [
+            {
+                "slot_number": slot["slot_number"],
+                "execution_id": slot["execution_id"],
+                "trigger_id": slot["trigger_id"],
+                "conversation_id": slot["conversation_id"],
+                "attempt": slot["attempt"],
+                "forced": slot["forced"],
+                "started_at": instant(slot["dispatched_at"]),
+                "duration_seconds": max(0.0, round((at - slot["dispatched_at"]).total_seconds(), 3)),
+                "message_preview": slot["message_preview"],
+            }
+            for slot in slots
+        ],
+        "forced": row["forced"],
+        "waiting": row["waiting"],
+        "paused": row["paused"],
+        "serial": row["serial"],
+    }
+
+
+def queued(agent_row: Row, row: Row, position: int, at: datetime) -> dict[str, Any]:
+    """One waiting trigger in a list: ``reason`` is the first of ``reasons``, null when it is about to start."""
+    found = causes(agent_row, row, at)
+    reasons = [cause.reason for cause in found]
+    return {
+        "position": position,
+        **picked(row, _QUEUED_FIELDS),
+        "reason": reasons[0] if reasons else None,
+        "reasons": reasons,
+        "waits_behind": row["head_trigger_id"] if "conversation_busy" in reasons else None,
+    }
+
+
+# Triggers
+
+
+def trigger(row: Row, attempts: Sequence[Row], texts: Sequence[Row]) -> dict[str, Any]:
+    """A trigger with its attempts and the texts that are kept."""
+    by_attempt: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        by_attempt.setdefault(text["execution_id"], {})[text["kind"]] = text["content"]
+    parent = None
+    if row["parent_trigger_id"] is not None:
+        parent = {"agent_id": row["parent_agent_id"], "trigger_id": row["parent_trigger_id"]}
+    last = by_attempt.get(row["execution_id"] or "", {})
+    return {
+        **picked(row, _TRIGGER_FIELDS),
+        "parent": parent,
+        "message": by_attempt.get("", {}).get("message"),
+        "result": last.get("result"),
+        "error": last.get("error"),
+        "attempts": [
+            {
+                **picked(attempt, _ATTEMPT_FIELDS),
+                "error": by_attempt.get(attempt["execution_id"], {}).get("error"),
+                "result": by_attempt.get(attempt["execution_id"], {}).get("result"),
+            }
+            for attempt in attempts
+        ],
+    }
+
+
+def cause(found: Cause) -> dict[str, Any]:
+    content = asdict(found)
+    content["holders"] = [{name: plain(value) for name, value in holder.items()} for holder in content["holders"]]
+    return {name: plain(value) for name, value in content.items()}
+
+
+def timeline(trigger_id: str, decisions: Iterable[Row]) -> list[dict[str, Any]]:
+    """What the log says of a trigger, oldest first: one entry an event, a refusal, or a word that changed nothing."""
+    entries: list[dict[str, Any]] = []
+    for decision in decisions:
+        about = {"seq": decision["seq"], "at": instant(decision["decided_at"]), "command": decision["command_type"]}
+        record: Mapping[str, Any] = decision["record"]
+        entries += [
+            {**about, "event": event["type"], **_without(event, "type", "trigger_id")}
+            for event in record.get("events", ())
+            if event.get("trigger_id") == trigger_id
+        ]
+        if decision["refusal_code"] is not None:
+            entries.append({**about, "event": "refused", "code": decision["refusal_code"]})
+        if decision["ignored_reason"] is not None:
+            entries.append({**about, "event": "ignored", "reason": decision["ignored_reason"]})
+    return entries
+
+
+def _without(content: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if name not in names}
+
+
+# Conversations
+
+_IN_CONVERSATION_FIELDS: Final = (
+    "trigger_id",
+    "state",
+    "state_since",
+    "kind",
+    "interactive",
+    "requested_by",
+    "created_at",
+    "available_at",
+    "accepted_at",
+    "attempt",
+    "failures",
+    "execution_id",
+    "ended_at",
+    "end_reason",
+    "replied_by",
+)
+
+
+def conversation(row: Row, triggers: Sequence[Row]) -> dict[str, Any]:
+    """A conversation with a page of its triggers, newest first."""
+    return {
+        **picked(
+            row,
+            (
+                "agent_id",
+                "conversation_id",
+                "state",
+                "live_trigger_id",
+                "created_at",
+                "last_outcome",
+                "last_outcome_at",
+            ),
+        ),
+        "triggers_count": row["triggers"],
+        "live_count": row["live"],
+        "triggers": [picked(one, _IN_CONVERSATION_FIELDS) for one in triggers],
+    }

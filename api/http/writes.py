@@ -1,0 +1,252 @@
+"""From a request to a record, and from the decision to what the client is told.
+
+A request that carries an id, or an Idempotency-Key from which its id is made, may be repeated: the rules say that it
+was answered before and by which decision, and the client gets that first answer again, also when it was a refusal,
+together with the trigger's present state.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+from urllib.parse import quote
+
+import pydantic
+
+from api.http.decisions import DECIDE_SECONDS, Answer, Log, Outgoing, digest_of_fields
+from api.http.positions import LogPosition
+from api.http.problems import invalid, of_refusal, of_validation, unavailable
+from api.http.requests import LOCAL_PERSON, id_from_key, new_id, without
+from streams.rules import events
+from streams.rules.limits import SCHEMA_VERSION
+from streams.rules.messages import Trigger
+from streams.rules.order import SECOND, format_instant
+
+KEY_CHARACTERS_MAX: Final = 200
+
+
+class Decisions(Protocol):
+    """Where earlier decisions can be read."""
+
+    async def decision(self, agent_id: str, seq: int, position: LogPosition) -> events.Decision | None:
+        """The decision, which is before ``position``; None if it can't be read now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the client is told."""
+
+    status: int
+    content: dict[str, Any]
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """When a request came (the event loop's time) and the key with which it may be repeated."""
+
+    seconds: float
+    idempotency_key: str | None
+
+    @classmethod
+    def now(cls, idempotency_key: str | None) -> "Arrival":
+        """Problem if the key can't be used."""
+        key = idempotency_key
+        if key is not None and not (0 < len(key) <= KEY_CHARACTERS_MAX and key.isprintable()):
+            raise invalid(
+                "invalid_field", "Idempotency-Key", f"Idempotency-Key must have 1 to {KEY_CHARACTERS_MAX} characters."
+            )
+        return cls(asyncio.get_running_loop().time(), key)
+
+    def decide_before(self) -> str:
+        """Until when a command whose caller waits may take effect."""
+        waited = asyncio.get_running_loop().time() - self.seconds
+        return format_instant(time.time_ns() // 1000 + int((DECIDE_SECONDS - waited) * SECOND))
+
+
+class Writes:
+    """Every write of the API."""
+
+    def __init__(self, log: Log, decisions: Decisions) -> None:
+        self._log = log
+        self._decisions = decisions
+
+    async def trigger(self, agent_id: str, given: Mapping[str, Any], arrival: Arrival) -> Reply:
+        """Request a turn. ``given``: the client's fields; 201 it runs, 202 it waits. Raises Problem, LogUnavailable."""
+        if arrival.idempotency_key is not None and "id" in given:
+            raise invalid("invalid_field", "id", "Give either an id or an Idempotency-Key, which makes one.")
+        trigger_id = given.get("id") or self._id(agent_id, arrival)
+        conversation_id = given.get("conversation_id", trigger_id)
+        fields = {
+            "type": "trigger",
+            "v": SCHEMA_VERSION,
+            "id": trigger_id,
+            "agent_id": agent_id,
+            "conversation_id": conversation_id,
+            "requested_by": LOCAL_PERSON,
+            **without(given, "id", "conversation_id"),
+            "content_sha256": digest_of_fields(without(given, "id")),
+        }
+        if given.get("interactive") and given.get("on_busy") != "queue":
+            fields["decide_before"] = arrival.decide_before()
+        answer = await self._log.write(_outgoing(fields), arrival.seconds)
+        about = {"agent_id": agent_id, "trigger_id": trigger_id, "conversation_id": conversation_id}
+        headers = {"Location": f"/api/agents/{quote(agent_id, safe='')}/triggers/{quote(trigger_id, safe='')}"}
+        if answer is None:
+            return Reply(202, {**about, **_ACCEPTED, "repeated": False, "log_position": None}, headers)
+        first, repetition = await self._first(answer)
+        about |= repetition
+        if first is None:
+            return Reply(202, {**about, **_ACCEPTED}, headers)
+        about |= _decided(first)
+        if first.refusal is not None:
+            raise of_refusal(first.refusal, about)
+        status, outcome = _outcome(first, trigger_id)
+        if isinstance(first.command, Trigger):
+            about["conversation_id"] = first.command.conversation_id
+        return Reply(status, {**about, **outcome}, headers)
+
+    async def stop_trigger(self, agent_id: str, trigger_id: str, arrival: Arrival) -> Reply:
+        """Stop one trigger: 200 it has ended, 202 its runner was told."""
+        decision, about = await self._command(agent_id, {"type": "stop", "trigger_id": trigger_id}, arrival)
+        about = {**about, "trigger_id": trigger_id}
+        for event in decision.events:
+            if isinstance(event, events.Stopped) and event.trigger_id == trigger_id:
+                return Reply(200, {**about, "status": "stopped"})
+            if isinstance(event, events.StopRequested) and event.trigger_id == trigger_id:
+                until = format_instant(event.grace_until)
+                return Reply(202, {**about, "status": "stop_requested", "grace_until": until})
+        assert decision.ignored is not None
+        if decision.ignored.reason == "already_stopping":
+            return Reply(202, {**about, "status": "stop_requested"})
+        return Reply(200, {**about, "status": decision.ignored.state})
+
+    async def stop_conversation(self, agent_id: str, conversation_id: str, arrival: Arrival) -> Reply:
+        """Stop what a conversation has running and waiting: 200 it has ended, 202 its runner was told."""
+        decision, about = await self._command(agent_id, {"type": "stop", "conversation_id": conversation_id}, arrival)
+        told = [event.trigger_id for event in decision.events if isinstance(event, events.StopRequested)]
+        told_before = decision.ignored is not None and decision.ignored.reason == "already_stopping"
+        content = {
+            **about,
+            "conversation_id": conversation_id,
+            "status": "stop_requested" if told or told_before else "stopped" if decision.events else "ended",
+            "stopped": [event.trigger_id for event in decision.events if isinstance(event, events.Stopped)],
+            "stop_requested": told,
+            "more": any(isinstance(event, events.StopNoted) for event in decision.events),
+        }
+        return Reply(202 if told or told_before else 200, content)
+
+    async def control(self, agent_id: str, kind: str, given: Mapping[str, Any], arrival: Arrival) -> Reply:
+        """``kind``: the type of a control. 201 when it created the agent, else 200."""
+        decision, about = await self._command(agent_id, {"type": kind, **given}, arrival)
+        created = any(isinstance(event, events.AgentCreated) for event in decision.events)
+        if kind == "configure":
+            about = {**about, "created": created, "changed": _changed(decision)}
+        return Reply(201 if created else 200, about)
+
+    async def _command(
+        self, agent_id: str, given: Mapping[str, Any], arrival: Arrival
+    ) -> tuple[events.Decision, dict[str, Any]]:
+        """Send a stop or control; its decision, and what every answer says of it. Raises Problem, LogUnavailable."""
+        fields = {
+            "v": SCHEMA_VERSION,
+            "id": self._id(agent_id, arrival),
+            "agent_id": agent_id,
+            "requested_by": LOCAL_PERSON,
+            "decide_before": arrival.decide_before(),
+            **given,
+        }
+        answer = await self._log.write(_outgoing(fields), arrival.seconds)
+        assert answer is not None
+        first, repetition = await self._first(answer)
+        about = {"agent_id": agent_id, **repetition, "position": repetition["log_position"]}
+        if first is None:
+            raise unavailable(
+                "first_answer_unavailable",
+                "This was decided before, and what was decided can't be read now. Nothing was changed. Try again soon.",
+            )
+        about |= _decided(first)
+        if first.refusal is not None:
+            raise of_refusal(first.refusal, about)
+        about["effect"] = bool(first.events)
+        about["reason"] = None if first.ignored is None else first.ignored.reason
+        return first, about
+
+    async def _first(self, answer: Answer) -> tuple[events.Decision | None, dict[str, Any]]:
+        """The decision that answered the command first (None: it can't be read now), and what to say of repetition."""
+        ignored = answer.decision.ignored
+        repetition: dict[str, Any] = {"repeated": False, "log_position": str(answer.position)}
+        if ignored is None or ignored.reason != "duplicate" or ignored.first_seq is None:
+            return answer.decision, repetition
+        repetition |= {"repeated": True, "state": ignored.state}
+        known = self._log.remembered(answer.decision.agent_id, ignored.first_seq)
+        if known is not None:
+            return known.decision, repetition
+        first = await self._decisions.decision(answer.decision.agent_id, ignored.first_seq, answer.position)
+        if first is None and ignored.state == "refused":
+            raise unavailable(
+                "first_answer_unavailable",
+                "This was refused before, and the reason can't be read now. Nothing was changed. Try again soon.",
+            )
+        return first, repetition
+
+    @staticmethod
+    def _id(agent_id: str, arrival: Arrival) -> str:
+        return new_id() if arrival.idempotency_key is None else id_from_key(agent_id, arrival.idempotency_key)
+
+
+_ACCEPTED: Final[Mapping[str, Any]] = {"status": "accepted", "position": None, "reason": None}
+
+
+def _outgoing(fields: Mapping[str, Any]) -> Outgoing:
+    try:
+        return Outgoing.of(fields)
+    except pydantic.ValidationError as error:
+        raise of_validation(error.errors(include_url=False)) from None
+
+
+def _decided(decision: events.Decision) -> dict[str, Any]:
+    return {"seq": decision.seq, "decided_at": format_instant(decision.at)}
+
+
+def _outcome(decision: events.Decision, trigger_id: str) -> tuple[int, dict[str, Any]]:
+    """HTTP status, and what became of the trigger in the decision that accepted it."""
+    accepted: events.Accepted | None = None
+    for event in decision.events:
+        match event:
+            case events.Accepted() if event.trigger_id == trigger_id:
+                accepted = event
+            case events.Dispatched() if event.trigger_id == trigger_id:
+                return 201, {
+                    "status": "running",
+                    "position": None,
+                    "reason": None,
+                    "execution_id": event.execution_id,
+                    "attempt": event.attempt,
+                    "slot_number": event.slot_number,
+                    "forced": event.forced,
+                    "lease_until": format_instant(event.lease_until),
+                }
+            case events.Expired() if event.trigger_id == trigger_id:
+                return 202, {"status": "expired", "position": None, "reason": None}
+            case _:
+                pass
+    assert accepted is not None
+    return 202, {
+        "status": "queued",
+        "position": accepted.position,
+        "reason": accepted.reason,
+        "available_at": format_instant(accepted.available_at),
+    }
+
+
+def _changed(decision: events.Decision) -> dict[str, Any]:
+    """The settings that the decision changed, with what holds now."""
+    changed: dict[str, Any] = {}
+    for event in decision.events:
+        if isinstance(event, events.AgentCreated | events.Configured):
+            changed |= {
+                name: getattr(event, name) for name in type(event).model_fields if name in event.model_fields_set
+            }
+    return without(changed, "type", "v")

@@ -1,0 +1,163 @@
+"""Load through faults of workers and of Kafka: afterwards every input record has had its effect once, and in order.
+
+Each fault is followed by the watch over time: every partition decides again within the session timeout + 2 s after
+the last fault. Counts per key can't show a skipped record, so the account is by input offset.
+"""
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from api.cli.embedded_kafka import EmbeddedKafka
+from streams import CONTROLS, STATUSES, TRIGGERS
+from tests.integration.workers import (
+    PARTITIONS,
+    SESSION_SECONDS,
+    WorkerProcess,
+    all_handled,
+    load,
+    send,
+    sending,
+    unaccounted,
+    wait_for_decisions,
+    workers,
+)
+
+pytestmark = pytest.mark.kafka
+LOADED = [TRIGGERS.name, STATUSES.name, CONTROLS.name]
+DECIDES_SECONDS = SESSION_SECONDS + 2
+START_SECONDS = 4.0
+"""A new Python process with Faust, until it joins the group."""
+
+
+class Storm:
+    """Workers under faults, at most four at once, at least one that is well."""
+
+    def __init__(self, kafka: EmbeddedKafka, running: list[WorkerProcess], chance: random.Random) -> None:
+        self.kafka = kafka
+        self.running = running
+        self.chance = chance
+        self.faults: list[str] = []
+        self.ended: list[WorkerProcess] = []
+
+    async def join(self) -> None:
+        if len(self.running) < 4:
+            self.running.append(await WorkerProcess.start(self.kafka.bootstrap))
+
+    async def term(self) -> None:
+        worker = self._victim()
+        assert await worker.stop() == 0, worker.account()
+
+    async def kill(self) -> None:
+        await self._victim().kill()
+
+    async def freeze(self) -> None:
+        """Longer than its session, so that others take over; then it goes on."""
+        worker = self.chance.choice(self.running)
+        worker.send(signal.SIGSTOP)
+        await asyncio.sleep(SESSION_SECONDS + self.chance.uniform(1, 3))
+        worker.send(signal.SIGCONT)
+
+    async def restart_kafka(self) -> None:
+        await asyncio.to_thread(self.kafka.restart)
+
+    async def kill_kafka(self) -> None:
+        await asyncio.to_thread(self.kafka.kill)
+        await asyncio.to_thread(self.kafka.start)
+
+    async def fault(self, kinds: list[Callable[[], Awaitable[None]]], at_once: int = 1) -> None:
+        chosen = [self.chance.choice(kinds) for _ in range(at_once)]
+        self.faults.append("+".join(kind.__name__ for kind in chosen))
+        await asyncio.gather(*(kind() for kind in chosen))
+        await self.keep_one()
+
+    async def keep_one(self) -> None:
+        """What a supervisor does: a worker that had to stop is started again."""
+        for worker in [worker for worker in self.running if not worker.is_running]:
+            self.running.remove(worker)
+            self.ended.append(worker)
+        if not self.running:
+            await self.join()
+
+    def _victim(self) -> WorkerProcess:
+        worker = self.running.pop(self.chance.randrange(len(self.running)))
+        self.ended.append(worker)
+        return worker
+
+    def account(self) -> str:
+        return f"faults {self.faults}\n" + "\n\n".join(worker.account() for worker in [*self.running, *self.ended])
+
+
+async def run_storm(kafka: EmbeddedKafka, seed: int, kinds: list[str], faults: int, at_once: int = 1) -> Storm:
+    """The load goes on during all faults; then every partition must decide, and every record be accounted for."""
+    async with workers(kafka.bootstrap, 2) as running, sending(kafka.bootstrap) as producer:
+        storm = Storm(kafka, running, random.Random(seed))
+        await running[0].logged("restored")
+        loading = asyncio.create_task(load(producer, 1_000_000, 1_000, LOADED))
+        for _ in range(faults):
+            await asyncio.sleep(storm.chance.uniform(0.5, 3))
+            await storm.fault([getattr(storm, kind) for kind in kinds], at_once)
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        await producer.flush()
+        await storm.keep_one()
+        began = time.monotonic()
+        try:
+            fresh = [worker for worker in storm.running if not worker.count("assigned")]
+            allowed = DECIDES_SECONDS + (START_SECONDS if len(fresh) == len(storm.running) else 0)
+            await every_partition_decides(kafka.bootstrap, allowed)
+            await all_handled(kafka.bootstrap, allowed + 10)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{time.monotonic() - began:.1f} s\n{storm.account()}") from error
+        return storm
+
+
+async def every_partition_decides(bootstrap: str, seconds: float) -> None:
+    """A new record on each partition is decided within this time."""
+    deadline = time.monotonic() + seconds
+    offsets = [await send(bootstrap, "count", partition=number, key="probe") for number in range(PARTITIONS)]
+    for number, offset in enumerate(offsets):
+        await wait_for_decisions(
+            bootstrap,
+            number,
+            lambda found, offset=offset: any(  # type: ignore[misc]
+                value.get("topic") == TRIGGERS.name and value["offset"] == offset for value in found
+            ),
+            max(0.1, deadline - time.monotonic()),
+        )
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("kinds", "faults", "at_once"),
+    [
+        (["kill", "join", "join"], 6, 1),
+        (["freeze", "join"], 3, 1),
+        (["join", "term"], 20, 1),
+        (["kill", "freeze", "term", "join"], 3, 2),
+    ],
+    ids=["kills", "freezes", "joins and leaves", "two at once"],
+)
+async def test_workers_fail(fresh_kafka: EmbeddedKafka, seed: int, kinds: list[str], faults: int, at_once: int) -> None:
+    await run_storm(fresh_kafka, seed, kinds, faults, at_once)
+    assert await unaccounted(fresh_kafka.bootstrap) == {}
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("how", ["restart_kafka", "kill_kafka"])
+async def test_kafka_restarts(fresh_kafka: EmbeddedKafka, seed: int, how: str) -> None:
+    await run_storm(fresh_kafka, seed, [how], 2)
+    assert await unaccounted(fresh_kafka.bootstrap) == {}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+async def test_long_storm(fresh_kafka: EmbeddedKafka, seed: int) -> None:
+    kinds = ["kill", "freeze", "term", "join", "join", "restart_kafka"]
+    await run_storm(fresh_kafka, seed, kinds, 40)
+    await run_storm(fresh_kafka, seed + 1, kinds, 20, at_once=2)
+    assert await unaccounted(fresh_kafka.bootstrap) == {}

@@ -1,0 +1,204 @@
+"""The real partition and the naive model side by side: the same input to both, and a comparison after every step."""
+
+from typing import Any
+
+from streams.codec import Headers
+from streams.rules import events
+from tests.driving import T0, Driven, Json
+from tests.model.naive import SECOND, NaiveAgent, Verdict
+
+NO_STATUS_REASONS = {"stale", "after_final", "duplicate"}
+
+
+class Pair:
+    """``driven`` is the real one; ``naive`` the models of its agents."""
+
+    def __init__(self, default_limit: int | str, twice: bool = False) -> None:
+        self.driven = Driven(default_limit)
+        self.default_limit = default_limit
+        self.twice = twice
+        self.naive: dict[str, NaiveAgent] = {}
+        self._retries: dict[tuple[str, str, int], int] = {}
+        self._seen = 0
+        self._named = 0
+        self._silence_from = T0
+
+    @property
+    def seconds(self) -> float:
+        """Since T0."""
+        return (self.driven.now - T0) / SECOND
+
+    def model(self, agent_id: str) -> NaiveAgent:
+        if agent_id not in self.naive:
+            self.naive[agent_id] = NaiveAgent(self.default_limit, lambda id, n: self._retries[agent_id, id, n])
+            self.naive[agent_id].silence_from = self._silence_from
+        return self.naive[agent_id]
+
+    def executions(self, agent_id: str) -> list[str]:
+        return list(self.model(agent_id).executions) if agent_id in self.naive else []
+
+    # Both
+
+    def send(self, topic: str, value: Json, via: str = "kafka") -> None:
+        for _ in range(2 if self.twice else 1):
+            headers: Headers = (("via", b"http"),) if via == "http" else ()
+            decisions = self.driven.send(topic, value, headers=headers)
+            self._learn()
+            verdict = self.model(value["agent_id"]).handle(value, self.driven.now, via)
+            self._name()
+            self._judge(decisions, verdict)
+
+    def advance(self, seconds: float) -> None:
+        until = self.driven.now + round(seconds * SECOND)
+        now = self.driven.now
+        self.driven.advance_to(until)
+        self._learn()
+        agents = list(self.naive.values())
+        self._fire(now)
+        while True:
+            times = [time for agent in agents if (time := agent.next_time(now)) is not None and time <= until]
+            if not times:
+                break
+            now = max(now, min(times))
+            self._fire(now)
+        self._name()
+
+    def fire(self) -> None:
+        self.driven.fire()
+        self._learn()
+        self._fire(self.driven.now)
+        self._name()
+
+    def _fire(self, now: int) -> None:
+        for agent in self.naive.values():
+            agent.fire(now)
+
+    def skip(self, seconds: float) -> None:
+        self.driven.skip(seconds)
+
+    def crash(self) -> None:
+        self.driven.crash()
+        self._silence_from = self.driven.now
+        for agent in self.naive.values():
+            agent.silence_from = self.driven.now
+
+    # What the model can't know
+
+    def _learn(self) -> None:
+        """Retry times, which must lie within the bounds of F5."""
+        for decision in self.driven.decisions[self._seen :]:
+            for event in decision.events:
+                if isinstance(event, events.AttemptFailed | events.LeaseExpired) and event.retry_at is not None:
+                    row = self.driven.agent(decision.agent_id)
+                    attempt = self._attempt_of(event.execution_id)
+                    times = (
+                        max(event.failures + event.absences, 1)
+                        if isinstance(event, events.LeaseExpired)
+                        else (event.failures)
+                    )
+                    full = min(5 * 2 ** (times - 1), 900) * SECOND
+                    assert 0.9 * full <= event.retry_at - decision.at <= full, event
+                    self._retries[decision.agent_id, event.trigger_id, attempt] = event.retry_at
+                    assert row is not None
+        self._seen = len(self.driven.decisions)
+
+    def _attempt_of(self, execution_id: str) -> int:
+        return int(next(d["attempt"] for d in self.driven.dispatches if d.get("execution_id") == execution_id))
+
+    def _name(self) -> None:
+        new = self.driven.dispatches[self._named :]
+        self._named = len(self.driven.dispatches)
+        for agent_id, agent in self.naive.items():
+            own = [d for d in new if d["type"] == "dispatch" and d["agent_id"] == agent_id]
+            assert [(d["trigger_id"], d["attempt"], d["slot_number"]) for d in own] == [
+                entry[:3] for entry in agent.dispatches
+            ], f"dispatches of {agent_id}"
+            agent.dispatches.clear()
+            agent.name([d["execution_id"] for d in own])
+
+    def _judge(self, decisions: list[events.Decision], verdict: Verdict) -> None:
+        if verdict[0] == "nothing":
+            assert not decisions, decisions
+            return
+        decision = decisions[0]
+        if verdict[0] == "refused":
+            assert decision.refusal is not None
+            assert (decision.refusal.code, decision.events) == (verdict[1], ())
+        elif verdict[0] == "ignored":
+            assert decision.ignored is not None, decision
+            assert decision.events == ()
+            if verdict[1] == "stale/after_final/duplicate":
+                assert decision.ignored.reason in NO_STATUS_REASONS
+            else:
+                assert decision.ignored.reason == verdict[1]
+        else:
+            assert decision.refusal is None, decision.refusal
+            assert decision.ignored is None, decision.ignored
+            for event in decision.events:
+                if isinstance(event, events.Accepted) and event.position == 0:
+                    ended = any(isinstance(other, events.Expired) for other in decision.events)
+                    assert ended or any(isinstance(other, events.Dispatched) for other in decision.events)
+
+    # After every step
+
+    def compare(self) -> None:
+        self.driven.check()
+        for agent_id, model in self.naive.items():
+            assert real_state(self.driven, agent_id) == naive_state(model), agent_id
+
+
+def real_state(driven: Driven, agent_id: str) -> dict[str, Any]:
+    agent = driven.partition.agents[agent_id]
+    live = {
+        id: (row.state, row.conversation_id, row.available_at, row.created_at, row.attempt, row.failures, row.absences)
+        for id, row in agent.triggers.items()
+    }
+    return {
+        "exists": agent.row.created,
+        "limit": agent.row.parallelism_limit if agent.row.created else None,
+        "flags": (agent.row.paused, agent.row.archived),
+        "live": live,
+        "slots": {id: row.slot_number for id, row in agent.triggers.items() if row.state == "running"},
+        "leases": {id: agent.lease_deadline(row) for id, row in agent.triggers.items() if row.state == "running"},
+        "grace": {id: row.grace_until for id, row in agent.triggers.items() if row.grace_until},
+        "waiting": [key.id.decode() for key in agent.waiting],
+        "lines": {id: [trigger for _, trigger in line.placed] for id, line in agent.lines.items() if line.placed},
+        "known": {key: (row.at, row.state if key[0] == "trigger" else "done") for key, row in agent.remembered.items()},
+        "outcomes": {id: (row.outcome, row.at) for id, row in agent.conversations.items()},
+    }
+
+
+def naive_state(model: NaiveAgent) -> dict[str, Any]:
+    running = model.running()
+    return {
+        "exists": model.exists,
+        "limit": model.limit if model.exists else None,
+        "flags": (model.paused, model.archived),
+        "live": {
+            work.id: (
+                work.state,
+                work.conversation,
+                work.available,
+                work.created,
+                work.attempt,
+                work.failures,
+                work.absences,
+            )
+            for work in model.live
+        },
+        "slots": {work.id: work.slot for work in running},
+        "leases": {work.id: model.lease_ends(work) for work in running},
+        "grace": {work.id: work.grace for work in running if work.grace},
+        "waiting": [work.id for work in model.waiting()],
+        "lines": {
+            work.conversation: [other.id for other in model.line(work.conversation)]
+            for work in model.live
+            if work.place is not None
+        },
+        "known": {
+            key: (at, state)
+            for key, (_, at, state) in model.known.items()
+            if key[0] != "trigger" or model.work(key[1]) is None
+        },
+        "outcomes": dict(model.outcomes),
+    }
