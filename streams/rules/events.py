@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field, StrictBool, StrictInt, TypeAdapter
 
 from streams.rules import limits
+from streams.rules.commands import AgentCommand
 from streams.rules.messages import (
     LOGGED,
-    AgentCommand,
     Count,
     Id,
     Instant,
@@ -40,6 +40,7 @@ WaitReason = Literal[
     "department_disabled",
     "agent_environment_folder_busy",
     "site_workers_busy",
+    "site_not_answering",
 ]
 FinalState = Literal["finished", "failed", "stopped", "expired"]
 LiveState = Literal["waiting", "running", "paused"]
@@ -95,6 +96,35 @@ class AgentPaused(Written):
 
 class AgentResumed(Written):
     type: Literal["agent_resumed"] = "agent_resumed"
+
+
+class RefusedLater(Written):
+    """An ask or force that had to wait for its site's answer could not start: it leaves nothing behind."""
+
+    type: Literal["refused"] = "refused"
+    trigger_id: Id
+    code: str
+    holders: tuple[Id, ...] = ()
+    holders_count: Count = 0
+
+
+class Watched(Written):
+    """Another agent's trigger waits for how this agent's conversation ends (E2)."""
+
+    type: Literal["watched"] = "watched"
+    conversation_id: Id
+    watcher_agent_id: Id
+    trigger_id: Id
+
+
+class Told(Written):
+    """The watcher was told how the conversation stands; after finished it is watched no longer."""
+
+    type: Literal["told"] = "told"
+    conversation_id: Id
+    watcher_agent_id: Id
+    trigger_id: Id
+    outcome: Literal["finished", "failed", "stopped", "unknown"] | None
 
 
 class Archived(Written):
@@ -189,6 +219,7 @@ class TriggerResumed(Written):
     type: Literal["resumed"] = "resumed"
     trigger_id: Id
     available_at: Instant
+    force: StrictBool = False
 
 
 class Replied(Written):
@@ -279,7 +310,7 @@ class DependencyResolved(Written):
     trigger_id: Id
     agent_id: Id
     conversation_id: Id
-    outcome: Literal["finished", "failed", "stopped", "unknown"]
+    outcome: Literal["finished", "failed", "stopped", "unknown"] | None
 
 
 class RememberedId(Written):
@@ -326,6 +357,9 @@ Event = Annotated[
     | Approved
     | Rescheduled
     | DependencyResolved
+    | RefusedLater
+    | Watched
+    | Told
     | Forgotten,
     Field(discriminator="type"),
 ]

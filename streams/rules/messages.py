@@ -233,6 +233,15 @@ class Trigger(Message):
         return bool(self.interactive) and self.kind not in NEVER_INTERACTIVE
 
     @property
+    def effective_on_busy(self) -> Literal["ask", "queue", "force", "interrupt"]:
+        """What on_busy means for it: nobody waits for what is not interactive (B1, B2)."""
+        if not self.is_interactive or self.on_busy == "queue":
+            return "queue"
+        if self.on_busy == "force":
+            return "force"
+        return "interrupt" if self.on_busy == "interrupt" else "ask"
+
+    @property
     def needs_site(self) -> bool:
         return bool(self.worker) or self.environment_id is not None
 
@@ -357,7 +366,7 @@ class Invalid(Message):
     bytes: Count
 
 
-TimerKind = Literal["lease", "grace", "retry", "available", "expiry", "forget"]
+TimerKind = Literal["lease", "grace", "answer", "reservation", "retry", "available", "expiry", "forget"]
 
 
 class Timer(Message):
@@ -388,21 +397,3 @@ TriggerRecord = Annotated[Trigger | Stop, Field(discriminator="type")]
 ControlRecord = Annotated[
     Configure | Pause | Resume | Archive | Approve | Reschedule | ResumeTrigger, Field(discriminator="type")
 ]
-AgentCommand = Annotated[
-    Trigger
-    | Stop
-    | Status
-    | Configure
-    | Pause
-    | Resume
-    | Archive
-    | Approve
-    | Reschedule
-    | ResumeTrigger
-    | Invalid
-    | Timer
-    | Continue
-    | Park,
-    Field(discriminator="type"),
-]
-"""Everything that an agent's decider handles."""
