@@ -18,13 +18,13 @@ from itertools import islice
 from typing import Final, Literal, NamedTuple
 
 from streams import DEAD_LETTERS, DECISIONS, DISPATCHES, TEXTS, codec
-from streams.codec import Headers, Output, Record
+from streams.codec import Output, Record
 from streams.rules import events, limits
 from streams.rules.agent.decide import decide
-from streams.rules.agent.state import TIMER_RANK, Agent, Deadline, RowRef
+from streams.rules.agent.state import TIMER_RANK, Agent, Deadline, RowRef, Watcher
 from streams.rules.agent.step import RunnerOutput, Step, Via
+from streams.rules.commands import AgentCommand
 from streams.rules.messages import (
-    AgentCommand,
     Configure,
     Continue,
     Control,
@@ -38,6 +38,9 @@ from streams.rules.messages import (
     Trigger,
 )
 from streams.rules.order import SECOND, format_instant
+from streams.rules.site_events import SiteCommand
+from streams.rules.site_messages import Internal
+from streams.sites import Sites
 
 _TIMERS_STALE_MAX: Final = 20_000
 """How many timers that no longer hold may lie in the heap beside as many as hold, before it is built anew."""
@@ -90,6 +93,7 @@ class Partition:
         self._changed_agents: dict[str, Agent] = {}
         self._changed_texts: dict[tuple[str, str], bytes | None] = {}
         self._moved = False
+        self._sites = Sites(defaults, partitions)
 
     # Restoring
 
@@ -119,6 +123,7 @@ class Partition:
         for key, value in self._raw.items():
             self._load_row(codec.read_key(key), value)
         self._raw.clear()
+        self._sites.loaded()
         for agent in self.agents.values():
             agent.loaded(now)
             self.remembered += len(agent.remembered)
@@ -141,6 +146,11 @@ class Partition:
                 self._agent(agent_id).conversations[conversation_id] = codec.read_conversation(value)
             case ("remembered", agent_id, "trigger" | "stop" | "control" as kind, id):
                 self._agent(agent_id).remembered[kind, id] = codec.read_remembered(value)
+            case ("watch", agent_id, conversation_id, watcher_agent_id, trigger_id):
+                watchers = self._agent(agent_id).watches.setdefault(conversation_id, {})
+                watchers[Watcher(watcher_agent_id, trigger_id)] = codec.read_watch(value)
+            case ("site" | "gate" | "deletion" | "claim" | "site_control", *_):
+                self._sites.load_row(key, value)
             case _:
                 raise ValueError(f"partition {self.number}: the changelog holds a row of an unknown kind: {key}")
 
@@ -173,8 +183,10 @@ class Partition:
     def _handle(self, record: Record, now: int) -> None:
         match codec.read(record, self.partitions):
             case codec.Command(agent_id, command, via):
-                cause = events.RecordCause(topic=record.topic, partition=record.partition, offset=record.offset)
-                self._decide(self._agent(agent_id), command, cause, via, now)
+                self._decide(self._agent(agent_id), command, _cause(record, command), via, now)
+            case codec.SiteCommandRead(site_id, command, via):
+                at = max(now, self.at, getattr(command, "at", 0))
+                self.at = max(self.at, self._sites.handle(site_id, command, _cause(record, command), via, at))
             case codec.Rekeyed(output):
                 self._outputs.append(output)
             case codec.DeadLetter(reason):
@@ -182,7 +194,7 @@ class Partition:
 
     def next_deadline_us(self) -> int | None:
         """When ``fire_timers`` is next of use (microseconds); None: never, by what is known."""
-        if self._unfinished or self.remembered > limits.REMEMBERED_IDS_MAX:
+        if self._unfinished or self._sites.has_work or self.remembered > limits.REMEMBERED_IDS_MAX:
             return 0
         return self._timers[0][0] if self._timers else None
 
@@ -221,9 +233,11 @@ class Partition:
 
     def take_changes(self) -> Changes | None:
         """What is to be written; None if there is nothing."""
-        if not (self._moved or self._outputs or self._changed_agents or self._changed_texts):
+        site_outputs, site_rows = self._sites.take()
+        self._outputs.extend(site_outputs)
+        if not (self._moved or self._outputs or self._changed_agents or self._changed_texts or site_rows):
             return None
-        rows: dict[bytes, bytes | None] = {}
+        rows: dict[bytes, bytes | None] = site_rows
         for agent in self._changed_agents.values():
             for ref in agent.changed:
                 rows[codec.write_key(_row_key(agent.agent_id, ref))] = _row_value(agent, ref)
@@ -242,7 +256,7 @@ class Partition:
     # Deciding
 
     def _decide(self, agent: Agent, command: AgentCommand, cause: events.Cause, via: Via, now: int) -> Step:
-        at = max(now, self.at)
+        at = max(now, self.at, command.at if isinstance(command, Internal) else 0)
         if self._uses_default_limit(agent, command):
             command = command.model_copy(update={"default_limit": self.defaults.parallelism_limit})
         remembered = len(agent.remembered)
@@ -274,6 +288,9 @@ class Partition:
         if step.repeats is not None:
             command = command.model_copy(update={"repeats": step.repeats})
         command_id = command.id if isinstance(command, Trigger | Stop | Control | Invalid) else None
+        settles = tuple(step.settles)
+        if command_id is not None and command_id not in settles and not self._is_open(agent, command):
+            settles = (command_id, *settles)
         decision = events.Decision(
             agent_id=agent.agent_id,
             seq=step.seq,
@@ -282,7 +299,7 @@ class Partition:
             cause=cause,
             command=command,
             command_id=command_id,
-            settles=() if command_id is None else (command_id,),
+            settles=settles,
             events=tuple(step.emitted),
             refusal=step.refusal,
             ignored=step.ignored,
@@ -292,19 +309,23 @@ class Partition:
         value = events.write_decision(decision)
         agent.row.prev = hashlib.sha256(value).hexdigest()
         key = agent.agent_id.encode()
-        headers: Headers = ()
-        if command_id is not None:
-            encoded = command_id.encode()
-            headers = (("command_id", encoded), ("settles", encoded))
-        self._outputs.append(Output(DECISIONS.name, key, value, headers))
+        self._outputs.append(Output(DECISIONS.name, key, value, codec.decision_headers(command_id, settles)))
         self._write_texts(agent, step, key)
         for output in step.outputs:
             self._outputs.append(Output(DISPATCHES.name, key, self._for_runner(agent, output)))
+        for message in step.messages:
+            self._outputs.append(codec.write_message(message, self.partitions))
         for trigger_id in agent.ended:
             text_key = agent.agent_id, trigger_id
             if self._texts.pop(text_key, None) is not None:
                 self._changed_texts[text_key] = None
         agent.ended.clear()
+
+    @staticmethod
+    def _is_open(agent: Agent, command: AgentCommand) -> bool:
+        """Whether the sender of an ask or force has still to wait, for the answer of a site."""
+        row = agent.triggers.get(command.id) if isinstance(command, Trigger) else None
+        return row is not None and row.is_urgent and row.state == "waiting"
 
     def _for_runner(self, agent: Agent, output: RunnerOutput) -> bytes:
         value = output.__pydantic_serializer__.to_json(output, exclude_unset=True)
@@ -324,8 +345,9 @@ class Partition:
             if command.message is not None:
                 self._outputs.append(_text_output(key, agent.agent_id, command.id, None, "message", command.message))
         elif isinstance(command, Status) and step.emitted:
-            ended = step.emitted[0]
-            if isinstance(ended, events.Finished | events.AttemptFailed | events.TriggerPaused | events.Stopped):
+            ends = events.Finished | events.AttemptFailed | events.TriggerPaused | events.Stopped
+            ended = next((event for event in step.emitted if isinstance(event, ends)), None)
+            if ended is not None:
                 about = key, agent.agent_id, ended.trigger_id, ended.execution_id
                 if command.error is not None:
                     self._outputs.append(_text_output(*about, "error", command.error))
@@ -336,6 +358,11 @@ class Partition:
 
     def _work_off(self, now: int) -> None:
         """What an earlier step noted comes before anything else (F1)."""
+        while self._sites.has_work:
+            try:
+                self.at = max(self.at, self._sites.work_off(max(now, self.at)))
+            except Exception as error:
+                raise RuleFailure(None, self._sites.working_on, error) from error
         while self._unfinished:
             agent_id = next(iter(self._unfinished))
             agent = self.agents[agent_id]
@@ -418,6 +445,14 @@ class Partition:
         self._timers_max = 2 * len(self._timers) + _TIMERS_STALE_MAX
 
 
+def _cause(record: Record, command: AgentCommand | SiteCommand) -> events.Cause:
+    """The input record; for what other deciders sent their event, since those topics are not kept."""
+    if isinstance(command, Internal):
+        sender = command.sender
+        return events.SenderCause(decider=sender.decider, seq=sender.seq, index=sender.index)
+    return events.RecordCause(topic=record.topic, partition=record.partition, offset=record.offset)
+
+
 def dead_letter(record: Record, reason: str, now: int) -> Output:
     """The record as it came, with where it was and why it was not handled."""
     headers: list[tuple[str, bytes]] = [
@@ -439,6 +474,9 @@ def _row_key(agent_id: str, ref: RowRef) -> codec.Key:
             return ("remembered", agent_id, ref.remembered, ref.id)
         case "trigger" | "conversation":
             return (ref.kind, agent_id, ref.id)
+        case "watch":
+            assert ref.watcher is not None
+            return ("watch", agent_id, ref.id, *ref.watcher)
 
 
 def _row_value(agent: Agent, ref: RowRef) -> bytes | None:
@@ -455,6 +493,10 @@ def _row_value(agent: Agent, ref: RowRef) -> bytes | None:
             assert ref.remembered is not None
             remembered = agent.remembered.get((ref.remembered, ref.id))
             return None if remembered is None else codec.write_remembered(remembered)
+        case "watch":
+            assert ref.watcher is not None
+            watch = agent.watches.get(ref.id, {}).get(ref.watcher)
+            return None if watch is None else codec.write_watch(watch)
 
 
 def _text_output(

@@ -318,6 +318,8 @@ class Agent:
         used = {row.slot_number for row in self.triggers.values() if row.state == "running"}
         self.highest_slot = max((number for number in used if number is not None), default=0)
         self.free_slots = [number for number in range(1, self.highest_slot + 1) if number not in used]
+        for conversation_id in self.watches:
+            self.conversation_changed(conversation_id)
         self.changed.clear()
 
     def schedule_all(self, at: int) -> None:
@@ -355,7 +357,7 @@ class Agent:
         line = self.lines.get(row.conversation_id)
         if line is None:
             line = self.lines[row.conversation_id] = Line()
-            self._conversation_changed(row.conversation_id)
+            self.conversation_changed(row.conversation_id)
         if row.place is None:
             line.unplaced.add(row.trigger_id)
             return
@@ -460,7 +462,7 @@ class Agent:
             self.free_slots.clear()
             self.highest_slot = 0
 
-    def _conversation_changed(self, conversation_id: str) -> None:
+    def conversation_changed(self, conversation_id: str) -> None:
         """It lives, or has ended: those that watch it are to be told what they don't know yet."""
         standing = self.standing_of(conversation_id)
         for watcher, row in self.watches.get(conversation_id, {}).items():
@@ -520,7 +522,7 @@ class Agent:
             self.conversations.pop(row.conversation_id, None)
             self.conversations[row.conversation_id] = ConversationRow(OUTCOME_OF[state], at)
             self.changed[RowRef("conversation", row.conversation_id)] = None
-        self._conversation_changed(row.conversation_id)
+        self.conversation_changed(row.conversation_id)
 
     def remember(self, kind: RememberedKind, id: str, remembered: RememberedRow) -> None:
         self.remembered.pop((kind, id), None)  # the order of the dict is that of the times
