@@ -160,9 +160,10 @@ class Verifier:
         row = ledger.agent.triggers.get(event.trigger_id)
         if row is None:
             return "I4", f"trigger {event.trigger_id} was dispatched, but it doesn't live"
-        older = [keys[0] for keys in (ledger.agent.ready.get(None), ledger.agent.held) if keys]
+        idle = ledger.agent.ready.get(None) if ledger.agent.budget_left else None  # a claim may have reserved the rest
+        older = [keys[0] for keys in (idle, ledger.agent.held) if keys]
         key = order_key(row.available_at, row.created_at, row.trigger_id)
-        if not event.forced and older and min(older) < key:
+        if row.on_busy != "force" and older and min(older) < key:
             return "I6", f"trigger {event.trigger_id} was dispatched before {min(older).id.decode()}, which is older"
         if row.available_at > decision.at:
             return "I6", f"trigger {event.trigger_id} was dispatched before it was available"
