@@ -143,7 +143,7 @@ def test_up_uses_a_kafka_that_is_given_and_starts_none(fresh_kafka: EmbeddedKafk
     with up(tmp_path, BERTH_KAFKA=fresh_kafka.bootstrap) as running:
         assert running.kafka == fresh_kafka.bootstrap
         assert not (tmp_path / ".berth" / "kafka").exists()
-        assert psutil.Process(running.process.pid).children() == []
+        assert [child.name() for child in psutil.Process(running.process.pid).children()] == ["postgres"]
 
 
 def test_up_refuses_topics_with_another_number_of_partitions(kafka: EmbeddedKafka, tmp_path: Path) -> None:
