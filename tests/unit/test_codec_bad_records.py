@@ -129,9 +129,10 @@ ALLOWED: dict[str, set[str]] = {
 FIELDS = {
     TRIGGERS.name: [
         "v", "type", "id", "agent_id", "conversation_id", "kind", "interactive", "message", "requested_by",
-        "created_at", "available_at", "expires_at", "decide_before", "site", "worker", "environment_id", "folder",
-        "execution_class", "parent", "restarts", "priority", "timeout_seconds", "heartbeat_seconds", "max_attempts", "depends_on",
-        "approval_required", "content_sha256",
+        "created_at", "available_at", "expires_at", "decide_before",
+        "site", "worker", "environment_id", "folder",
+        "execution_class", "parent", "restarts", "priority", "timeout_seconds", "heartbeat_seconds", "max_attempts",
+        "depends_on", "approval_required", "content_sha256",
     ],
     STATUSES.name: ["v", "type", "agent_id", "conversation_id", "execution_id", "status", "retryable", "phase", "at"],
     CONTROLS.name: [
