@@ -306,7 +306,7 @@ async def test_a_full_disk_ends_the_broker_with_the_reason_and_the_next_start_re
 ) -> None:
     with EmbeddedKafka(small_disk / "kafka", port=None) as broker:
         await make_topic(broker)
-        async with writing(broker, size_bytes=10_000) as acknowledged:
+        async with writing(broker, size_bytes=100_000) as acknowledged:
             failure = await death_of(broker)
             assert "disk is full" in failure.happened
             assert "free some space" in failure.advice

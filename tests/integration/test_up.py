@@ -81,7 +81,7 @@ class Up:
 def up(directory: Path, **variables: str) -> Iterator[Up]:
     running = Up(directory, **variables)
     try:
-        assert READY in running.said
+        assert READY in running.said, running.said
         yield running
     finally:
         if running.process.poll() is None:
@@ -146,10 +146,8 @@ def test_up_uses_a_kafka_that_is_given_and_starts_none(fresh_kafka: EmbeddedKafk
         assert [child.name() for child in psutil.Process(running.process.pid).children()] == ["postgres"]
 
 
-def test_up_refuses_topics_with_another_number_of_partitions(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    with up(tmp_path):
-        pass
-    refused = Up(tmp_path, BERTH_PARTITIONS="4")
+def test_up_refuses_topics_with_another_number_of_partitions(fresh_kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    refused = Up(tmp_path, BERTH_PARTITIONS="4", BERTH_KAFKA=fresh_kafka.bootstrap)
     assert refused.process.wait(END_TIMEOUT_SECONDS) == 1
     assert "set BERTH_PARTITIONS=8" in " ".join(refused.said.replace("│", "").split())
     assert refused.process.stdout is not None
