@@ -11,6 +11,7 @@
 
 import itertools
 import os
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Final
@@ -70,14 +71,16 @@ async def fresh_kafka(tmp_path: Path) -> AsyncIterator[EmbeddedKafka]:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    try:
-        server = EmbeddedPostgres(tmp_path_factory.mktemp("postgres"), port=None).start()
-    except CommandFailed as failed:
-        unavailable(str(failed))
-        raise
-    yield server
-    server.stop()
+def postgres() -> Iterator[EmbeddedPostgres]:
+    # Not below pytest's directory, which every start of pytest closes to the user that the server runs as for root.
+    with tempfile.TemporaryDirectory(prefix="berth-postgres-") as directory:
+        try:
+            server = EmbeddedPostgres(Path(directory), port=None).start()
+        except CommandFailed as failed:
+            unavailable(str(failed))
+            raise
+        yield server
+        server.stop()
 
 
 @pytest.fixture
