@@ -143,15 +143,15 @@ async def test_an_invalid_on_busy_comes_before_everything_else_that_is_wrong(pat
     assert (answer.status_code, answer.json()["code"]) == (400, "agent_on_busy_invalid")
 
 
+WRONG_LIMITS: list[Any] = [0, 11, -1, True, False, "3", 3.0, [3], {}, "unlimited"]
+
+
 @pytest.mark.parametrize(
     ("given", "detail"),
     [
         ({}, "max_parallel_tasks is required"),
         ({"max_parallel_tasks": None}, "max_parallel_tasks is required"),
-        *[
-            ({"max_parallel_tasks": value}, "max_parallel_tasks must be an integer between 1 and 10")
-            for value in (0, 11, -1, True, False, "3", 3.0, [3], {}, "unlimited")
-        ],
+        *[({"max_parallel_tasks": x}, "max_parallel_tasks must be an integer between 1 and 10") for x in WRONG_LIMITS],
     ],
 )
 async def test_the_words_of_a_wrong_capacity_are_a_contract(given: dict[str, Any], detail: str) -> None:
