@@ -221,13 +221,14 @@ class Driven:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Handle several records in one transaction, which is committed at the end, unless it crashes before."""
+        """Handle several records in one transaction, which is committed at the end, unless something fails before."""
         self._held = True
         try:
             yield
         finally:
             self._held = False
         self.commit()
+        self._work_off()
 
     def crash(self) -> None:
         """Lose everything that was not committed; a new owner loads the rows and reads on from their positions."""
