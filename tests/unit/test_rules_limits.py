@@ -277,6 +277,7 @@ def test_other_controls_create_no_agent(control: str) -> None:
     decision = driven.control(control, **fields)
     assert decision.refusal is not None
     assert decision.refusal.code == "agent_not_found"
+    assert decision.refusal.limit is None, "there is none yet"
     assert {json.loads(key)[0] for key in driven.rows} == {"agent", "remembered", "partition"}
     assert set(json.loads(driven.rows[b'["agent","A"]'])) == {"seq", "prev"}
 
