@@ -24,12 +24,12 @@ COMPARED_SCHEMA: Final = "berth_compared"
 """Where ``berth projections diff`` builds what it compares the live tables with."""
 CONNECT_TIMEOUT_SECONDS: Final = 5
 LOCK_CLASS: Final = 0x62657274
-"""First number of our advisory locks; the second is one of the next."""
+"""First number of our advisory locks; the second is one of those below."""
 MIGRATION_LOCK: Final = 1
-WRITER_LOCK: Final = 2
-"""Held by every transaction that changes the live tables, and by the swap: a transaction never spans a swap."""
-REBUILD_LOCK: Final = 3
+REBUILD_LOCK: Final = 2
 """Held for as long as a rebuild or diff works."""
+LOCK_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtext('berth projections'), hashtext(current_schema()))"
+"""Begins every transaction that changes tables, and the swap of the live ones: so no transaction spans a swap."""
 
 Connection = psycopg.Connection[TupleRow]
 

@@ -31,7 +31,7 @@ from pydantic import ValidationError
 from projections import rows as projected
 from projections import schema, snapshots
 from projections.rows import CannotApply, Named, Rows
-from projections.schema import LOCK_CLASS, WRITER_LOCK, Connection
+from projections.schema import Connection
 from streams import DEAD_LETTERS, DECISIONS, TEXTS
 from streams.rules.events import Decision, read_decision
 
@@ -353,7 +353,7 @@ class Store:
 
 
 def _lock_writer(cursor: Cursor) -> None:
-    cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", (LOCK_CLASS, WRITER_LOCK))
+    cursor.execute(schema.LOCK_WRITER)
 
 
 class _IsElsewhere(Exception):  # noqa: N818 - it reads as what it is

@@ -164,6 +164,7 @@ _KNOWN_FIELDS: Final = {
 _DISPATCH_BYTES_MAX: Final = 16 * 1024
 """More than a dispatch has beside its message and payload."""
 _ID: Final = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{limits.ID_CHARACTERS_MAX}}}")
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
 ORIGIN_HEADER: Final = "origin"
 VIA_HEADER: Final = "via"
 
@@ -293,6 +294,9 @@ def _read_odd_texts(topic: str, content: dict[str, Any]) -> InputCommand | SiteI
         return "not_json"
     texts = {name: content[name] for name in TEXT_FIELDS if content.get(name) is not None}
     rest = {name: content[name] for name in _KNOWN_FIELDS[topic] if name in content and name not in texts}
+    for name, field in rest.items():
+        if _SURROGATES.search(json.dumps(field, ensure_ascii=False)):
+            return f"invalid_field: {name}: holds a lone surrogate"
     try:
         command = _READERS[topic].validate_json(json.dumps(rest, allow_nan=False))
         known = {name: Text.of(text) for name, text in texts.items() if name in type(command).model_fields}

@@ -4,21 +4,34 @@
 ``topics``       that broker with every topic of Berth new and empty (0.3 s): for tests of workers and commands.
 ``fresh_kafka``  a broker of the test's own with new topics (2 s): for tests that kill, pause or restart it, or that
                  kill workers and can't wait until the group has forgotten them.
+``postgres``     one PostgreSQL server for the whole run: for tests that don't touch it.
+``database``     URL of a new, empty database on it (50 ms).
 ``seed``         one number for everything random in a test; printed, and chosen with --hypothesis-seed.
 """
 
+import itertools
 import os
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
 
+import hypothesis
+import psycopg
 import pytest
 
 from api.cli.command_failed import CommandFailed
 from api.cli.embedded_kafka import EmbeddedKafka
+from api.cli.embedded_postgres import EmbeddedPostgres
 from streams.kafka import topics as kafka_topics
 from tests.brokers import empty_topics
 
 PARTITIONS = 8
+
+# A slow machine is no failure, and a failure is to be repeated by its seed or its blob.
+hypothesis.settings.register_profile("berth", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("berth")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -42,6 +55,9 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
 
 @pytest.fixture
 async def topics(kafka: EmbeddedKafka) -> EmbeddedKafka:
+    failure = kafka.failure()
+    if failure is not None:
+        raise failure
     await empty_topics(kafka.bootstrap, PARTITIONS)
     return kafka
 
@@ -52,6 +68,32 @@ async def fresh_kafka(tmp_path: Path) -> AsyncIterator[EmbeddedKafka]:
     await kafka_topics.create(broker.bootstrap, PARTITIONS)
     yield broker
     broker.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[EmbeddedPostgres]:
+    # Not below pytest's directory, which every start of pytest closes to the user that the server runs as for root.
+    with tempfile.TemporaryDirectory(prefix="berth-postgres-") as directory:
+        try:
+            server = EmbeddedPostgres(Path(directory), port=None).start()
+        except CommandFailed as failed:
+            unavailable(str(failed))
+            raise
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def database(postgres: EmbeddedPostgres) -> Iterator[str]:
+    name = f"test_{next(_database_numbers)}"
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} STRATEGY file_copy")
+    yield urlunsplit(urlsplit(postgres.url)._replace(path=f"/{name}"))
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+_database_numbers: Final = itertools.count(1)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
 from streams import CONTROLS, DEAD_LETTERS, DECISIONS, DISPATCHES, INPUT_TOPICS, STATUSES, TEXTS, TRIGGERS
 from streams.audit.verify import Head, Verifier
@@ -53,6 +53,14 @@ HELD: Final = events.Decision(
 """Stands for the decision of a record whose transaction is still open."""
 
 
+class Action(NamedTuple):
+    """One thing that was done to a partition."""
+
+    now: int
+    what: Literal["record", "fire", "crash"]
+    record: Record | None
+
+
 class Driven:
     """One partition, its clock, and everything that it has written."""
 
@@ -65,13 +73,16 @@ class Driven:
         verified: bool = True,
     ) -> None:
         """``twice``: every record is sent a second time, and must then change nothing."""
+        self.default_limit = default_limit
         self.defaults = limits.Defaults(default_limit)  # type: ignore[arg-type]
         self.partitions = partitions
         self.number = number
         self.twice = twice
-        self.now = T0
+        self.now = self.started_at = T0
         self.rows: dict[bytes, bytes] = {}
         self.input: list[Record] = []
+        self.journal: list[Action] = []
+        """What was done and when, for whoever wants to do it again."""
         self.outputs: list[Output] = []
         self.decisions: list[events.Decision] = []
         self.values: list[bytes] = []
@@ -120,6 +131,7 @@ class Driven:
     def _handle(self, record: Record) -> list[events.Decision]:
         before = len(self.decisions)
         self.input.append(record)
+        self.journal.append(Action(self.now, "record", record))
         self.partition.handle(record, self.now)
         if not self._held:
             self.commit()
@@ -138,6 +150,10 @@ class Driven:
     def again(self, record: Record) -> list[events.Decision]:
         """The same record once more, as a producer's or an upstream's repeat: at an offset of its own."""
         return self._handle(record._replace(offset=self.offset(record.topic)))
+
+    def redo(self, record: Record) -> None:
+        """Handle a record that was recorded, at the offset that it had."""
+        self._handle(record)
 
     def redeliver(self) -> None:
         """Kafka delivers everything again from the start: all of it lies below the stored positions."""
@@ -215,22 +231,25 @@ class Driven:
 
     def fire(self) -> None:
         """Fire all timers that are due."""
+        self.journal.append(Action(self.now, "fire", None))
         while (deadline := self.partition.next_deadline_us()) is not None and deadline <= self.now:
             self.partition.fire_timers(self.now, 100)
             self.commit()
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Handle several records in one transaction, which is committed at the end, unless it crashes before."""
+        """Handle several records in one transaction, which is committed at the end, unless something fails before."""
         self._held = True
         try:
             yield
         finally:
             self._held = False
         self.commit()
+        self._work_off()
 
     def crash(self) -> None:
         """Lose everything that was not committed; a new owner loads the rows and reads on from their positions."""
+        self.journal.append(Action(self.now, "crash", None))
         self.partition = self.restored()
         for record in self.input:
             if record.offset >= self.partition.positions.get(record.topic, 0):
@@ -264,7 +283,8 @@ class Driven:
 
     def _take(self, output: Output) -> None:
         self.outputs.append(output)
-        assert output.value is None or len(output.value) <= limits.RECORD_BYTES_MAX, "a record must fit into Kafka"
+        if output.topic != DEAD_LETTERS.name:
+            assert output.value is None or len(output.value) <= limits.RECORD_BYTES_MAX, "a record must fit into Kafka"
         if output.topic == DECISIONS.name:
             assert output.value is not None
             self._take_decision(output, output.value)

@@ -50,6 +50,8 @@ def bench(
             advice=f"choose from: {' '.join(harness.NAMES)}",
         )
     console = Console()
+    if not console.is_terminal:
+        console.width = 180
     runs = harness.run(names, repeat, console)
     about = report.machine()
     if json_file is not None:

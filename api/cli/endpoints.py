@@ -46,6 +46,7 @@ def _change(path: Path, changes: Mapping[str, str | None]) -> None:
             path.unlink(missing_ok=True)
             return
         unfinished = path.with_suffix(".unfinished")
+        unfinished.touch(mode=0o600)  # the database's URL holds its password
         unfinished.write_text(Endpoints(**content).model_dump_json(exclude_none=True) + "\n")
         unfinished.replace(path)
 

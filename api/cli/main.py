@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from api.cli import api, bench, demo, doctor, run, runner, topics, up, verify, worker
+from api.cli import api, bench, demo, doctor, projections, projector, run, runner, topics, up, verify, worker
 from api.cli.command_failed import CommandFailed
 from streams.settings import SettingsRefused
 
@@ -60,10 +60,12 @@ app = Berth(
 app.command("run")(run.run)
 app.command("up")(up.up)
 app.command("worker")(worker.worker)
+app.command("projector")(projector.projector)
 app.command("api")(api.api)
 app.command("runner")(runner.runner)
 app.command("demo")(demo.demo)
 app.add_typer(topics.app, name="topics")
+app.add_typer(projections.app, name="projections")
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)
 app.command("verify")(verify.verify)

@@ -59,6 +59,7 @@ def run(
     try:
         with services(settings, console) as servers:
             family = _Family(settings.data_directory / "logs", workers)
+            family.add("projector", "projector")
             family.add("runner", "runner", "--failures", str(failures), "--deaths", str(deaths),
                        "--end-seconds", str(RUNNER_END_SECONDS))  # fmt: skip
             if rate > 0 or trace is not None:

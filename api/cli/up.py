@@ -1,29 +1,33 @@
 """``berth up``: the servers that Berth needs, on this machine, in the foreground.
 
-Kafka runs embedded unless BERTH_KAFKA names another one. Its data stays in the data directory, and
-``endpoints.json`` there tells the other commands where it listens; the file is removed when the servers stop, so that
-nobody is sent to a port on which somebody else may listen by then.
+Kafka and PostgreSQL run embedded unless BERTH_KAFKA and BERTH_DATABASE_URL name others. Their data stays in the data
+directory, and ``endpoints.json`` there tells the other commands where they listen.
 """
 
 import asyncio
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Final
+from urllib.parse import urlsplit, urlunsplit
 
 import typer
 from rich.console import Console
 
 from api.cli.command_failed import CommandFailed
-from api.cli.directory_lock import DirectoryLock, cannot_write
+from api.cli.directory_lock import DirectoryLock
 from api.cli.embedded_kafka import USUAL_PORT, EmbeddedKafka
+from api.cli.embedded_postgres import EmbeddedPostgres
+from api.cli.endpoints import published
 from api.cli.kafka_jars import KafkaJars
 from api.cli.topics import require_fit
 from streams.kafka import topics
-from streams.settings import ENDPOINTS_FILE_NAME, Endpoints, Settings, load_settings
+from streams.settings import Settings, load_settings
 
 WATCH_SECONDS: Final = 0.5
 INTERRUPTED_EXIT_CODE: Final = 130
@@ -31,20 +35,24 @@ INTERRUPTED_EXIT_CODE: Final = 130
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What runs: Kafka's address, and the embedded broker unless BERTH_KAFKA named another one."""
+    """What runs: the addresses, and the embedded servers unless others were named."""
 
     bootstrap: str
+    database_url: str
     kafka: EmbeddedKafka | None
+    postgres: EmbeddedPostgres | None
 
     def failure(self) -> CommandFailed | None:
         """Why one of the embedded servers died on its own, or None."""
-        return self.kafka.failure() if self.kafka is not None else None
+        servers = (server for server in (self.kafka, self.postgres) if server is not None)
+        return next((failure for server in servers if (failure := server.failure()) is not None), None)
 
 
 def up() -> None:
-    """Start Kafka with its data in .berth, make the topics, and stay until Ctrl-C.
+    """Start Kafka and PostgreSQL with their data in .berth, make the topics, and stay until Ctrl-C.
 
-    BERTH_KAFKA=host:port uses that Kafka instead and starts none. The data is kept: the next start goes on with it.
+    BERTH_KAFKA=host:port uses that Kafka instead and starts none, BERTH_DATABASE_URL=postgresql://… that PostgreSQL.
+    The data is kept: the next start goes on with it.
     """
     settings = load_settings()
     console = Console()
@@ -69,7 +77,8 @@ def services(settings: Settings, console: Console) -> Iterator[Services]:
     """
     with ExitStack() as stack:
         kafka: EmbeddedKafka | None = None
-        bootstrap = settings.kafka
+        postgres: EmbeddedPostgres | None = None
+        bootstrap, database_url = settings.kafka, settings.database_url
         with console.status("starting") as status:
             lock = DirectoryLock(settings.data_directory)
             lock.acquire(status.update)
@@ -83,14 +92,29 @@ def services(settings: Settings, console: Console) -> Iterator[Services]:
                 )
                 stack.callback(kafka.stop)
                 bootstrap = kafka.start().bootstrap
+            if database_url is None:
+                postgres = EmbeddedPostgres(settings.data_directory / "postgres", report=status.update)
+                stack.callback(postgres.stop)
+                database_url = postgres.start().url
             status.update("making the topics")
             created = asyncio.run(topics.create(bootstrap, settings.partitions))
             require_fit(settings, bootstrap)
-        stack.enter_context(_endpoints(settings, bootstrap))
-        where = f"{bootstrap}, data in {settings.data_directory / 'kafka'}" if kafka is not None else bootstrap
-        console.print(f"Kafka   {where}", highlight=False)
+        stack.enter_context(published(settings, kafka=bootstrap, database_url=database_url))
+        _say(console, "Kafka", bootstrap, kafka and kafka.directory)
+        _say(console, "tables", _without_password(database_url), postgres and postgres.directory)
         console.print(f"topics  {len(created)} made, {settings.partitions} partitions each", highlight=False)
-        yield Services(bootstrap, kafka)
+        yield Services(bootstrap, database_url, kafka, postgres)
+
+
+def _say(console: Console, name: str, address: str, directory: Path | None) -> None:
+    data = "" if directory is None else f", data in {os.path.relpath(directory)}"
+    console.print(f"{name:7} {address}{data}", highlight=False, soft_wrap=True)
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    user = f"{parts.username}@" if parts.username else ""
+    return urlunsplit(parts._replace(netloc=user + parts.netloc.rpartition("@")[2]))
 
 
 def end_on_sigterm() -> None:
@@ -100,21 +124,6 @@ def end_on_sigterm() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
-
-
-@contextmanager
-def _endpoints(settings: Settings, bootstrap: str) -> Iterator[None]:
-    path = settings.data_directory / ENDPOINTS_FILE_NAME
-    unfinished = path.with_suffix(".unfinished")
-    try:
-        unfinished.write_text(Endpoints(kafka=bootstrap).model_dump_json() + "\n")
-        unfinished.replace(path)
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def _watch(running: Services) -> None:

@@ -48,7 +48,11 @@ def _message(text: str) -> str:
 
 
 def _payload(value: Any) -> Any:
-    _at_most(limits.PAYLOAD_BYTES_MAX, json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:  # 1e999 is read as infinity
+        raise ValueError("holds a number that JSON can't hold") from None
+    _at_most(limits.PAYLOAD_BYTES_MAX, text)
     return value
 
 

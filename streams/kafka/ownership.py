@@ -16,10 +16,10 @@ The order is the whole point:
 Timers fire only when everything that was in the input at take-over is handled: a `finished` that waited through an
 outage must win against the lease that ran out meanwhile.
 
-When the rules fail on a record (a bug), the state in memory is worthless. It is thrown away and restored, and the
-partition goes on *carefully*, one record a transaction, until it is past that record. Fails it again, the partition
-stands still, keeps its writer, shows where it stands, and goes on when ``skip_record`` has moved its position. When
-they fail in a timer, the agent is parked instead. Nothing is ever skipped by itself.
+When the rules fail (a bug), the state in memory is worthless. It is thrown away and restored, and the partition goes on
+with one record or one timer a transaction, until it is past what failed. When a record fails all alone, the partition
+stands still, keeps its writer, shows where it stands, and goes on when ``skip_record`` has moved its position. When a
+timer fails all alone, its agent is parked. Nothing is ever skipped by itself.
 
 What stops the whole process is raised out of ``run``: any failure of a commit, an input that doesn't follow, rows or
 positions that can't be right. The next owner restores what was committed, and fencing keeps this one from writing.
@@ -118,6 +118,8 @@ class Ownership:
         self._idle.set()
         self._released = asyncio.Event()
         self._pause_seconds = 0.0
+        self._suspect: RuleFailure | None = None
+        """What failed in company; while it is set, everything is decided alone."""
         self._log = log.bind(partition=number)
 
     async def fence(self) -> None:
@@ -126,31 +128,31 @@ class Ownership:
 
     async def run(self) -> None:
         """Own the partition until it is released. Raises what must stop the process."""
-        failed_at: Record | None = None
-        parking: RuleFailure | None = None
-        parked: tuple[str, dict[str, int]] | None = None
+        to_park: RuleFailure | None = None
+        parked: tuple[str | None, dict[str, int]] | None = None
         while not self.is_released:
             restored = await self._restore()
-            partition = restored.partition
             try:
-                if parking is not None and parking.agent_id is not None:
-                    if parked == (parking.agent_id, partition.positions):
-                        await self._stand_still(parking)  # it was parked, and fails all the same
+                if to_park is not None:
+                    attempt = to_park.agent_id, dict(restored.partition.positions)
+                    if parked == attempt:
+                        await self._stand_still(to_park)  # it is parked, nothing came, and it fails all the same
                         return
-                    parked = (parking.agent_id, dict(partition.positions))
-                    partition.park(parking.agent_id, _error(parking), edge.now_us())
-                    parking = None
-                await self._read_and_decide(restored, failed_at)
+                    parked = attempt
+                    restored.partition.park(str(to_park.agent_id), str(to_park), edge.now_us())
+                    to_park = None
+                await self._read_and_decide(restored)
             except RuleFailure as failure:
                 RULE_FAILURES.labels(self.number).inc()
-                self._log.error("rules_failed", **_place(failure), error=_error(failure))
+                self._log.error("rules_failed", **_place(failure), error=str(failure))
+                if self._suspect is None:
+                    self._suspect = failure
+                    continue
+                self._suspect = None
                 if failure.record is None:
-                    parking = failure
-                elif failed_at is None:
-                    failed_at = failure.record
+                    to_park = failure
                 else:
                     await self._stand_still(failure)
-                    failed_at = None
 
     def release(self) -> None:
         """No transaction begins from now on; ``close`` ends the rest."""
@@ -198,7 +200,7 @@ class Ownership:
         )
         return restored
 
-    async def _read_and_decide(self, restored: Restored, failed_at: Record | None) -> None:
+    async def _read_and_decide(self, restored: Restored) -> None:
         """Read the inputs and decide until released. Raises RuleFailure, and what must stop the process."""
         if self.is_released:
             return
@@ -208,7 +210,7 @@ class Ownership:
         reader = asyncio.create_task(intake.read(), name=f"intake-{self.number}")
         reader.add_done_callback(lambda _task: intake.arrived.set())
         try:
-            await self._decide(restored.partition, intake, reader, failed_at)
+            await self._decide(restored.partition, intake, reader)
         finally:
             intake.is_closed = True
             reader.cancel()
@@ -216,9 +218,7 @@ class Ownership:
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
-    async def _decide(
-        self, partition: Partition, intake: Intake, reader: asyncio.Task[None], failed_at: Record | None
-    ) -> None:
+    async def _decide(self, partition: Partition, intake: Intake, reader: asyncio.Task[None]) -> None:
         self.state = "running"
         is_first = True  # where reading starts is itself a change to commit, before anything is read from there
         while True:
@@ -230,37 +230,54 @@ class Ownership:
                 reader.result()
             if self.is_released:
                 return
-            if failed_at is not None and partition.positions[failed_at.topic] > failed_at.offset:
-                failed_at = None
             behind_us = partition.clock_behind_us(edge.now_us())
             if behind_us > CLOCK_AHEAD_SECONDS_MAX * 1_000_000:
                 await self._wait_for_clock(behind_us)
                 continue
             self.state = "running"
-            await self._group(partition, intake, 1 if failed_at is not None else GROUP_RECORDS_MAX)
+            if self._suspect is None:
+                await self._group(partition, intake)
+            else:
+                await self._alone(partition, intake, self._suspect)
 
-    async def _group(self, partition: Partition, intake: Intake, records_max: int) -> None:
+    async def _group(self, partition: Partition, intake: Intake) -> None:
         """Decide what is there, bounded in records, bytes and time, and commit it."""
         count = 0
         began = edge.monotonic_seconds()
-        while records := intake.take(min(SLICE_RECORDS, records_max - count), SLICE_BYTES_MAX):
+        while records := intake.take(SLICE_RECORDS, SLICE_BYTES_MAX):
             for record in records:
                 partition.handle(record, edge.now_us())
             count += len(records)
-            if count >= records_max or edge.monotonic_seconds() - began > GROUP_SECONDS_MAX:
+            if count >= GROUP_RECORDS_MAX or edge.monotonic_seconds() - began > GROUP_SECONDS_MAX:
                 break
             await asyncio.sleep(0)
         if intake.has_caught_up():
             partition.fire_timers(edge.now_us(), TIMERS_MAX)
-        changes = partition.take_changes()
-        if changes is not None:
-            await self._surroundings.stable.wait()
-            if self.is_released:
-                return
-            await self._commit(changes, count)
+        await self._commit(partition.take_changes(), count)
         self._adapt_pause(count, intake.waiting_count)
 
-    async def _commit(self, changes: Changes, handled_count: int) -> None:
+    async def _alone(self, partition: Partition, intake: Intake, suspect: RuleFailure) -> None:
+        """Decide one record and then one timer, each in a transaction of its own, until past what failed."""
+        for record in intake.take(1, SLICE_BYTES_MAX):
+            partition.handle(record, edge.now_us())
+            await self._commit(partition.take_changes(), 1)
+        if intake.has_caught_up():
+            partition.fire_timers(edge.now_us(), 1)
+        await self._commit(partition.take_changes(), 0)
+        if suspect.record is not None:
+            is_past = partition.positions[suspect.record.topic] > suspect.record.offset
+        else:
+            deadline_us = partition.next_deadline_us()
+            is_past = intake.has_caught_up() and (deadline_us is None or deadline_us > edge.now_us())
+        if is_past:
+            self._suspect = None
+
+    async def _commit(self, changes: Changes | None, handled_count: int) -> None:
+        if changes is None:
+            return
+        await self._surroundings.stable.wait()
+        if self.is_released:
+            return
         self._idle.clear()
         began = edge.monotonic_seconds()
         try:
@@ -326,9 +343,9 @@ class Ownership:
             "topic": record.topic if record else f"(a timer of agent {failure.agent_id})",
             "partition": self.number,
             "offset": record.offset if record else -1,
-            "error": _error(failure),
+            "error": str(failure),
         }
-        self._log.error("partition_stopped", **_place(failure), error=_error(failure))
+        self._log.error("partition_stopped", **_place(failure), error=str(failure))
         while not self.is_released:
             restored = await self._restore()
             self.state = "stopped"
@@ -415,7 +432,3 @@ def _place(failure: RuleFailure) -> dict[str, object]:
     if failure.record is None:
         return {"agent_id": failure.agent_id}
     return {"topic": failure.record.topic, "offset": failure.record.offset}
-
-
-def _error(failure: RuleFailure) -> str:
-    return str(failure)

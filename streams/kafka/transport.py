@@ -16,7 +16,7 @@ exist, hence ``table_standby_replicas=1``, which has no other effect without tab
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import faust
 import structlog
@@ -25,12 +25,21 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
+from mode import Service
 from mode.utils.queues import FlowControlEvent, ThrowableQueue
 
 from streams import INPUT_TOPICS
+from streams.kafka import edge
 from streams.kafka.membership import Membership
 
 log = structlog.get_logger()
+
+
+FREEZING_POLL_SECONDS: Final = 0.5
+
+
+class WasFrozen(Exception):  # noqa: N818 - it reads as what it is
+    """The whole process did not run for longer than its session."""
 
 
 class PausingListener(driver.ConsumerRebalanceListener):
@@ -46,6 +55,20 @@ class MemberThread(driver.AIOKafkaConsumerThread):
     """The thread that holds the membership."""
 
     has_left = False
+
+    @Service.task
+    async def _notice_freezing(self) -> None:
+        """A process that was stopped for longer than its session has lost its partitions without knowing it."""
+        while not self.should_stop:
+            began = edge.monotonic_seconds()
+            await asyncio.sleep(FREEZING_POLL_SECONDS)
+            frozen_seconds = edge.monotonic_seconds() - began
+            if frozen_seconds > self.app.conf.broker_session_timeout:
+                error = WasFrozen(
+                    f"this process was stopped for {frozen_seconds:.1f} s; others have taken over meanwhile"
+                )
+                membership = cast("Consumer", self.consumer).membership
+                self.parent_loop.call_soon_threadsafe(membership.halt, error)
 
     def pause(self, assigned: Iterable[TopicPartition]) -> None:
         """Fetch nothing of these."""

@@ -42,7 +42,7 @@ from streams.kafka.intake import Fetched, InputOutOfOrder, Intake
 from streams.kafka.membership import AssignmentsDiffer, Membership
 from streams.kafka.ownership import Ownership, Surroundings
 from streams.kafka.restore import CannotTakeOver, MakePartition, reading
-from streams.kafka.transport import Channel, Consumer, Transport
+from streams.kafka.transport import Channel, Consumer, Transport, WasFrozen
 from streams.partition import Partition
 from streams.rules.limits import Defaults
 from streams.rules.order import format_instant
@@ -362,7 +362,7 @@ def _app(settings: Settings, bootstrap: str) -> App:
 
 
 def _exit_code(reason: BaseException) -> int:
-    if isinstance(reason, ProducerFenced):
+    if isinstance(reason, ProducerFenced | WasFrozen):
         return EXIT_FENCED
     if isinstance(reason, CannotTakeOver | AssignmentsDiffer):
         return EXIT_SETUP

@@ -12,7 +12,7 @@ Unknown fields are ignored. A number where a boolean belongs, or "3" where 3 bel
 
 import hashlib
 import json
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -109,8 +109,9 @@ class Text:
 def _bounded_text(bytes_max: int | None, only_string: bool) -> GetPydanticSchema:
     def read(value: object, info: ValidationInfo) -> Text:
         if _is_logged(info):
-            digest = cast("dict[str, Any]", value)
-            return Text(None, str(digest["sha256"]), int(digest["bytes"]))
+            if not isinstance(value, dict) or not isinstance(value.get("sha256"), str):
+                raise PydanticCustomError("digest_type", "must be a digest {sha256, bytes}")
+            return Text(None, value["sha256"], int(value.get("bytes", 0)))
         if only_string and not isinstance(value, str):
             raise PydanticCustomError("text_type", "must be a string")
         text = Text.of(value)

@@ -78,7 +78,9 @@ async def _measured(function: Callable[[str], Awaitable[dict[str, Any]]], bootst
 
 def _brief(found: dict[str, Any]) -> str:
     shown = ("admitted_per_second", "p50_ms", "p99_ms", "max_ms") if "running_max" in found else tuple(found)
-    return "  ".join(f"{name} {found[name]}" for name in (*shown, "other_cpu") if found.get(name) is not None)
+    return "  ".join(
+        f"{name} {found[name]}" for name in dict.fromkeys((*shown, "other_cpu")) if found.get(name) is not None
+    )
 
 
 def run(names: Sequence[str], repeat: int, console: Console) -> Runs:

@@ -4,7 +4,7 @@ Every output names the input record that caused it, so a test can account for ev
 
 ``count ...``       counted
 ``fail``            the rules fail on it, each time
-``fail once``       the rules fail on it, but not when it is the only record since restoring
+``fail together``   the rules fail on it, but not when it is the only one of its transaction
 ``timer AT_US``     a decision with ``"timer": key`` when AT_US is reached
 ``bad timer AT_US`` the rules fail in that timer until its agent (the key) is parked
 ``at AT_US``        counted, and the partition's last ``at`` becomes AT_US
@@ -26,7 +26,6 @@ class CountingPartition:
         self.rows: dict[bytes, bytes] = {}
         self.positions: dict[str, int] = {}
         self.at_us = 0
-        self.handled = 0
         self.timers: dict[str, tuple[int, bool]] = {}
         self.changed: dict[bytes, bytes | None] = {}
         self.outputs: list[Output] = []
@@ -64,9 +63,8 @@ class CountingPartition:
         if record.offset < self.positions[record.topic]:
             return
         words = (record.value or b"").decode().split()
-        if words == ["fail"] or (words == ["fail", "once"] and self.handled):
+        if words == ["fail"] or (words == ["fail", "together"] and self.outputs):
             raise RuleFailure(record, None, ZeroDivisionError("the test says so"))
-        self.handled += 1
         self.at_us = max(self.at_us, now_us)
         key = (record.key or b"").decode()
         if words[0] == "timer":

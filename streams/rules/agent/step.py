@@ -80,13 +80,18 @@ class Step:
 def refuse(
     agent: Agent, code: str, reason: str | None = None, key: tuple[int, int, str] | None = None, force: bool = False
 ) -> events.Refusal:
-    """A refusal with what this decider knows. ``key``: (available_at, created_at, id) of a trigger that asked."""
-    limit = agent.limit
+    """A refusal with what this decider knows. ``key``: (available_at, created_at, id) of a trigger that asked.
+
+    An agent that doesn't exist has no limit yet; the deployment's default may be another when it is created.
+    """
+    limit: int | Literal["unlimited"] | None = None
+    if agent.row.created:
+        limit = "unlimited" if agent.limit is None else agent.limit
     return events.Refusal(
         code=code,
         reason=reason,
         running=agent.running,
-        limit="unlimited" if limit is None else limit,
+        limit=limit,
         waiting=len(agent.waiting),
         force_allowed=force,
         position_if_queued=None if key is None else agent.position(order_key(*key)),

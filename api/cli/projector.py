@@ -1,0 +1,44 @@
+"""``berth projector``: keeps the tables for readers up with the log, in the foreground."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from api.cli.worker import log_as_json
+from projections.projector import Projector
+from projections.store import Store
+from streams.settings import load_settings
+
+
+def projector(
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65_535,
+            help="Port of /readyz and /metrics on 127.0.0.1, 0: a free one. Default: BERTH_PROJECTOR_PORT.",
+        ),
+    ] = None,
+) -> None:
+    """Project: write what the log of decisions says into PostgreSQL, for readers, until Ctrl-C or SIGTERM.
+
+    It makes its tables itself, in the schema berth of the database that BERTH_DATABASE_URL names, and can be ended and
+    started at any time: it goes on where it was. One is enough; a second one takes over when the first is gone. The
+    log is one JSON object a line on standard output.
+
+    Exit codes for a supervisor: 0 was asked to end; 65 a record can't be applied, the log says which; 70 an error:
+    start it again; 78 the tables or topics don't fit, the log says what to do.
+    """
+    settings = load_settings()
+    url = settings.database_address()
+    log_as_json()
+    running = Projector(
+        settings.kafka_addresses(),
+        Store(url),
+        url,
+        settings.partitions,
+        settings.text_days,
+        settings.projector_port if port is None else port,
+    )
+    raise typer.Exit(asyncio.run(running.run()))

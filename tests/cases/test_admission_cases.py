@@ -1,0 +1,633 @@
+"""Faults that users of comparable systems reported, kinds 1 to 10: as far as rules can fail without Kafka.
+
+Each docstring begins with the number of the case in the list of cases; the scenario is its own.
+"""
+
+import json
+import random
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from streams import CONTROLS, STATUSES, TRIGGERS
+from streams.rules import events
+from streams.rules.backoff import backoff_microseconds
+from streams.rules.order import SECOND
+from tests.driving import T0, Driven, Json, at_seconds
+
+LEASE = 2100
+PERSON: Json = {"interactive": True, "on_busy": "queue", "kind": "chat"}
+
+
+def triggers(driven: Driven, first: int, last: int, **fields: Any) -> None:
+    for number in range(first, last + 1):
+        driven.trigger(f"c{number}", **fields)
+
+
+def used(driven: Driven, agent_id: str = "A") -> int:
+    """Slots in use, counted from the log alone."""
+    running: set[str] = set()
+    for decision in driven.decisions:
+        for event in decision.events if decision.agent_id == agent_id else ():
+            if isinstance(event, events.Dispatched):
+                running.add(event.execution_id)
+            elif (ended := getattr(event, "execution_id", None)) is not None and event.type != "stop_requested":
+                running.discard(ended)
+    assert len(running) == driven.agent(agent_id).running
+    return len(running)
+
+
+# 1 The limit is exceeded
+
+
+@pytest.mark.parametrize("callers", [2, 20])
+def test_of_many_that_ask_at_the_same_instant_as_many_start_as_there_are_places(callers: int, seed: int) -> None:
+    """Case 1: a single decider per agent; the order of arrival is chance, the number isn't."""
+    order = random.Random(seed)
+    for _ in range(20):
+        driven = Driven(default_limit=1)
+        ids = [f"c{number}" for number in range(callers)]
+        order.shuffle(ids)
+        with driven.held():
+            for id in ids:
+                driven.trigger(id, **PERSON)
+        assert len(driven.dispatched()) == 1
+        assert len(driven.waiting()) == callers - 1
+        assert {*driven.dispatched(), *driven.waiting()} == set(ids)
+
+
+def test_every_way_to_ask_is_counted_by_the_same_count() -> None:
+    """Case 4: interactive, queued, scheduled, public, a retry, a resume and a reply."""
+    driven = Driven(default_limit=2)
+    driven.trigger("retry")
+    driven.fail("retry")
+    driven.trigger("resume", conversation_id="c-resume", **PERSON)
+    driven.status("resume", "paused")
+    driven.trigger("replied", conversation_id="c-reply", **PERSON)
+    driven.status("replied", "paused")
+    driven.trigger("c1", **PERSON)
+    driven.trigger("c2", kind="task_assigned")
+    for kind in ("schedule", "public", "task", "anything"):
+        driven.trigger(f"c-{kind}", kind=kind)
+    driven.control("resume_trigger", trigger_id="resume")
+    driven.trigger("reply", conversation_id="c-reply", **PERSON)
+    driven.advance(10)
+    assert driven.running() == ["c1", "c2"]
+    assert len(driven.waiting()) == 7
+    driven.check()
+
+
+def test_restarted_work_goes_through_admission() -> None:
+    """Case 5: one restart, then ten at once."""
+    driven = Driven(default_limit=1)
+    driven.trigger("c0", max_attempts=1)
+    driven.fail("c0")
+    driven.trigger("c1")
+    for number in range(11):
+        driven.trigger(f"again{number}", restarts="c0")
+    assert driven.running() == ["c1"]
+    assert len(driven.waiting()) == 11
+
+
+# 2 Slots that leak
+
+
+def test_a_transaction_that_fails_changes_no_count() -> None:
+    """Case 8: what was decided but not written is decided again, and slots are what the log says."""
+    driven = Driven(default_limit=2)
+    triggers(driven, 1, 2)
+    status = {"type": "status", "v": 1, "agent_id": "A", "conversation_id": "c-c1", "status": "finished",
+              "execution_id": driven.dispatch("c1")["execution_id"]}  # fmt: skip
+    with pytest.raises(ZeroDivisionError), driven.held():  # noqa: PT012 - the write fails in the middle of a batch
+        driven.send(STATUSES.name, status)
+        driven.trigger("c3")
+        raise ZeroDivisionError
+    assert used_after_crash(driven) == 2
+    driven.trigger("c4")
+    assert (driven.running(), driven.waiting()) == (["c2", "c3"], ["c4"])
+    driven.check()
+
+
+def used_after_crash(driven: Driven) -> int:
+    driven.crash()
+    return used(driven)
+
+
+def test_requests_that_turn_out_to_be_invalid_take_no_slot() -> None:
+    """Case 10: ten that fail late, then a good one."""
+    driven = Driven(default_limit=3)
+    bad: list[Json] = [
+        {"message": 5}, {"folder": ""}, {"payload": "x" * 300_000}, {"on_busy": "later"}, {"worker": True},
+        {"approval_required": True}, {"expires_at": "soon"}, {"max_attempts": 0}, {"environment_id": "e"},
+        {"decide_before": at_seconds(-1)},
+    ]  # fmt: skip
+    for number, fields in enumerate(bad):
+        assert driven.trigger(f"bad{number}", **fields).refusal is not None
+    driven.send(TRIGGERS.name, b'{"type":"trigger","v":1,"id":"broken off', key=b"A")
+    assert used(driven) == 0
+    driven.trigger("good")
+    assert driven.running() == ["good"]
+    driven.check()
+
+
+@pytest.mark.parametrize("how", ["stop", "stop conversation"])
+def test_removing_running_and_waiting_work_leaves_no_phantom_holders(how: str) -> None:
+    """Case 12: eighteen of twenty are removed; the two left start."""
+    driven = Driven(default_limit=3)
+    triggers(driven, 1, 20)
+    for number in range(18, 0, -1):
+        if how == "stop":
+            driven.stop(f"c{number}")
+        else:
+            driven.stop(conversation_id=f"c-c{number}")
+    for number in range(1, 4):
+        driven.status(f"c{number}", "stopped")
+    assert driven.running() == ["c19", "c20"]
+    assert driven.waiting() == []
+    driven.check()
+
+
+def test_an_archived_and_revived_agent_starts_without_used_slots() -> None:
+    """Case 12: archive takes the place of deletion."""
+    driven = Driven(default_limit=3)
+    triggers(driven, 1, 20)
+    driven.control("archive")
+    driven.advance(60)
+    driven.configure()
+    assert used(driven) == 0
+    triggers(driven, 21, 24)
+    assert driven.running() == ["c21", "c22", "c23"]
+    driven.check()
+
+
+def test_a_dead_workers_slot_is_free_when_its_lease_ends() -> None:
+    """Case 14: the lease is timeout_seconds + 300 s, of the attempt itself."""
+    driven = Driven(default_limit=1)
+    driven.trigger("c1", timeout_seconds=60)
+    driven.trigger("c2")
+    driven.advance(359.999999)
+    assert driven.running() == ["c1"]
+    driven.advance(0.000001)
+    assert driven.running() == ["c2"]
+    assert driven.last.at == T0 + 360 * SECOND
+
+
+# 3 Double release and double dispatch
+
+
+def test_a_late_finish_frees_nobody_elses_slot() -> None:
+    """Case 16."""
+    driven = Driven(default_limit=1)
+    driven.trigger("c1", timeout_seconds=60)
+    driven.trigger("c2")
+    driven.trigger("c3")
+    driven.advance(360)
+    assert driven.running() == ["c2"]
+    [decision] = driven.finish("c1")
+    assert decision.ignored is not None
+    assert decision.ignored.reason == "stale"
+    assert (driven.running(), driven.waiting()) == (["c2"], ["c3", "c1"])
+    driven.check()
+
+
+def test_a_second_reclaim_with_an_old_list_does_nothing() -> None:
+    """Case 18: a timer that was read before the restart no longer holds."""
+    driven = Driven(default_limit=1)
+    driven.trigger("c1", timeout_seconds=60)
+    old = driven.restored()
+    driven.advance(380)
+    assert driven.dispatch("c1")["attempt"] == 2
+    assert old.fire_timers(driven.now, 10) == 1, "the old owner would have decided it, but is fenced"
+    timers = list(old._timers)
+    for at, rank, id, agent_id, kind in [(T0 + 360 * SECOND, 0, "c1", "A", "lease"), *timers]:
+        driven.partition._timers.append((at, rank, id, agent_id, kind))
+    driven.partition._timers.sort()
+    decisions = len(driven.decisions)
+    driven.fire()
+    assert len(driven.decisions) == decisions
+    assert driven.dispatch("c1")["attempt"] == 2
+    driven.check()
+
+
+@pytest.mark.parametrize("timeout", [18_000, None])
+def test_long_work_is_dispatched_once_however_often_leases_are_looked_at(timeout: int | None) -> None:
+    """Case 20: four hours, looked at every few minutes; with the default lease, because heartbeats come."""
+    driven = Driven(default_limit=3)
+    driven.trigger("c1", timeout_seconds=timeout)
+    for _ in range(72):
+        driven.advance(200)
+        if timeout is None:
+            driven.status("c1", "heartbeat")
+        driven.partition.fire_timers(driven.now, 100)
+    driven.finish("c1")
+    assert driven.dispatched() == ["c1"]
+    assert driven.final("c1") == "finished"
+
+
+def test_a_refusal_gives_back_nothing() -> None:
+    """Case 22: three in a row."""
+    driven = Driven(default_limit=2)
+    driven.configure(max_backlog_depth=0)
+    triggers(driven, 1, 2)
+    for number in range(3, 6):
+        refusal = driven.trigger(f"c{number}").refusal
+        assert refusal is not None
+        assert (refusal.code, refusal.running) == ("agent_backlog_full", 2)
+    assert used(driven) == 2
+
+
+# 4 Stalls
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_no_wake_up_is_lost_between_a_new_one_and_a_release(batched: bool) -> None:
+    """Case 23: done and enqueue in every order, in one transaction or in two."""
+    for order in permutations(["done", "c2", "c3"]):
+        driven = Driven(default_limit=1)
+        driven.trigger("c1")
+        done = {"type": "status", "v": 1, "agent_id": "A", "conversation_id": "c-c1", "status": "finished",
+                "execution_id": driven.dispatch("c1")["execution_id"]}  # fmt: skip
+
+        def step(what: str, driven: Driven = driven, done: Json = done) -> None:
+            driven.send(STATUSES.name, done) if what == "done" else driven.trigger(what)
+
+        if batched:
+            with driven.held():
+                for what in order:
+                    step(what)
+        else:
+            for what in order:
+                step(what)
+        assert len(driven.running()) == 1
+        assert driven.running()[0] != "c1"
+        assert len(driven.waiting()) == 1
+        driven.check()
+
+
+@pytest.mark.parametrize("waiting", [10, 64, 100, 500])
+def test_blocked_items_starve_no_other_agent(waiting: int) -> None:
+    """Case 25."""
+    driven = Driven(verified=False)
+    driven.configure("A1", parallelism_limit=1)
+    driven.configure("A2", parallelism_limit=5)
+    for number in range(waiting):
+        driven.trigger(f"old{number}", "A1", created_at=at_seconds(-200))
+    for number in range(3):
+        driven.trigger(f"young{number}", "A2")
+    assert driven.running("A2") == ["young0", "young1", "young2"]
+
+
+def test_one_that_is_not_due_blocks_nobody() -> None:
+    """Case 27: it starts when it is due, or when the slot is next free after that."""
+    driven = Driven(default_limit=1)
+    driven.trigger("c1", created_at=at_seconds(0), available_at=at_seconds(3600))
+    driven.advance(2)
+    driven.trigger("c2", created_at=at_seconds(1), available_at=at_seconds(1))
+    assert driven.running() == ["c2"]
+    driven.advance(1000)
+    driven.finish("c2")
+    driven.advance_to(T0 + 3600 * SECOND - 1)
+    assert driven.running() == []
+    driven.advance_to(T0 + 3600 * SECOND)
+    assert driven.running() == ["c1"]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_future_trigger_starts_in_time_without_other_traffic(restart: bool) -> None:
+    """Case 29: no notification is needed, also after a restart in between."""
+    driven = Driven()
+    driven.trigger("c1", available_at=at_seconds(30))
+    if restart:
+        driven.skip(20)
+        driven.crash()
+    assert driven.partition.next_deadline_us() == T0 + 30 * SECOND
+    driven.advance_to(T0 + 30 * SECOND)
+    assert driven.running() == ["c1"]
+
+
+def test_an_idle_backlog_writes_nothing() -> None:
+    """Case 31: no growth, no rising attempt numbers; a completion is one dispatch."""
+    driven = Driven(default_limit=1)
+    triggers(driven, 100, 600)
+    before = (len(driven.outputs), driven.transactions)
+    driven.advance(60)
+    assert (len(driven.outputs), driven.transactions) == before
+    [decision] = driven.finish("c100")
+    assert [event.type for event in decision.events] == ["finished", "dispatched"]
+    assert {row.attempt for row in driven.agent().triggers.values() if row.state == "waiting"} == {0}
+
+
+# 5 Limits
+
+
+def test_raising_a_limit_starts_the_waiting_at_once() -> None:
+    """Case 32: a limit of 0 is refused, so from 1 to 3."""
+    driven = Driven(default_limit=1)
+    triggers(driven, 1, 4)
+    driven.configure(parallelism_limit=3)
+    assert (driven.running(), driven.waiting()) == (["c1", "c2", "c3"], ["c4"])
+
+
+def test_lowering_a_limit_below_what_runs_takes_effect_as_they_end() -> None:
+    """Case 34."""
+    driven = Driven(default_limit=4)
+    triggers(driven, 1, 6)
+    driven.configure(parallelism_limit=2)
+    for ended in ("c1", "c2"):
+        driven.finish(ended)
+        assert driven.waiting() == ["c5", "c6"]
+    assert used(driven) == 2
+    driven.finish("c3")
+    assert (driven.running(), driven.waiting()) == (["c4", "c5"], ["c6"])
+
+
+def test_zero_is_neither_unlimited_nor_closed() -> None:
+    """Case 36: refused, and the old limit stays; a pause is the way to stop."""
+    driven = Driven(default_limit=1)
+    triggers(driven, 1, 2)
+    assert driven.configure(parallelism_limit=0).refusal is not None
+    assert (driven.running(), driven.waiting()) == (["c1"], ["c2"])
+    driven.finish("c1")
+    assert driven.running() == ["c2"]
+
+
+@pytest.mark.parametrize(
+    "limit", ["-1", "-2147483649", "2147483648", "9223372036854775808", "1e400", "NaN", '""', '"3"', "[]"]
+)
+def test_odd_limits_leave_the_old_one(limit: str) -> None:
+    """Case 38: as a record on the topic; the next record is handled."""
+    driven = Driven(default_limit=1)
+    driven.configure(parallelism_limit=2)
+    driven.send(CONTROLS.name, f'{{"type":"configure","v":1,"id":"k","agent_id":"A","requested_by":"u",'
+                               f'"parallelism_limit":{limit}}}'.encode(), key=b"A")  # fmt: skip
+    assert driven.agent().row.parallelism_limit == 2
+    assert len(driven.dead_letters) == (limit == "NaN")
+    triggers(driven, 1, 3)
+    assert len(driven.running()) == 2
+
+
+@pytest.mark.parametrize("settings", [None, {}, {"parallelism_limit": None}])
+def test_an_agent_without_a_limit_gets_the_documented_default(settings: Json | None) -> None:
+    """Case 41."""
+    driven = Driven(default_limit=1)
+    if settings is not None:
+        driven.configure(owner="u", **settings)
+    triggers(driven, 1, 2)
+    assert driven.running() == ["c1"]
+    assert driven.agent().row.parallelism_limit == 1
+
+
+# 6 Pause and resume
+
+
+def test_a_settings_update_does_not_un_pause() -> None:
+    """Case 42."""
+    driven = Driven(default_limit=1)
+    driven.configure()
+    driven.control("pause")
+    triggers(driven, 1, 3)
+    driven.configure(parallelism_limit=5)
+    driven.configure(parallelism_limit=5, owner="u")
+    driven.crash()
+    driven.advance(10)
+    assert driven.running() == []
+    driven.control("resume")
+    assert driven.running() == ["c1", "c2", "c3"]
+
+
+def test_after_pause_and_resume_all_places_are_there() -> None:
+    """Case 44."""
+    driven = Driven(default_limit=5)
+    triggers(driven, 10, 24)
+    driven.control("pause")
+    for number in range(10, 15):
+        driven.finish(f"c{number}")
+    driven.control("resume")
+    assert driven.running() == [f"c{number}" for number in range(15, 20)]
+
+
+def test_a_resume_survives_a_crash_and_an_old_pause() -> None:
+    """Case 46."""
+    driven = Driven(default_limit=1)
+    driven.configure()
+    driven.control("pause", id="p1")
+    driven.control("resume", id="r1")
+    driven.crash()
+    driven.control("pause", id="p1")
+    driven.trigger("c1")
+    assert driven.running() == ["c1"]
+
+
+# 7 Stop
+
+
+def test_stopping_a_waiting_one_lets_nobody_in_and_stopping_a_running_one_exactly_one() -> None:
+    """Case 47."""
+    driven = Driven(default_limit=2)
+    triggers(driven, 1, 5)
+    driven.stop("c3")
+    assert (driven.running(), driven.waiting()) == (["c1", "c2"], ["c4", "c5"])
+    driven.stop("c1")
+    driven.status("c1", "stopped")
+    assert (driven.running(), driven.waiting()) == (["c2", "c4"], ["c5"])
+
+
+@pytest.mark.parametrize("order", ["stop first", "done first"])
+def test_the_answer_to_a_stop_is_true(order: str) -> None:
+    """Case 49: either never run, or was running and the runner is told."""
+    driven = Driven(default_limit=1)
+    triggers(driven, 0, 1)
+    with driven.held():
+        if order == "stop first":
+            driven.stop("c1", id="s")
+        driven.finish("c0")
+        if order == "done first":
+            driven.stop("c1", id="s")
+    answer = next(decision for decision in driven.decisions if decision.command_id == "s")
+    if order == "stop first":
+        assert [event.type for event in answer.events] == ["stopped"]
+        assert driven.dispatched() == ["c0"]
+    else:
+        assert [event.type for event in answer.events] == ["stop_requested"]
+        assert driven.told("stop_requested") == ["c1"]
+    driven.check()
+
+
+@pytest.mark.parametrize("order", ["stop first", "done first"])
+def test_a_stop_never_overwrites_a_result(order: str) -> None:
+    """Case 49: a finished one stays finished."""
+    driven = Driven(default_limit=1)
+    driven.trigger("c1")
+    for what in ("stop", "done") if order == "stop first" else ("done", "stop"):
+        driven.stop("c1") if what == "stop" else driven.finish("c1")
+    assert driven.final("c1") == "finished"
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_stopped_one_is_no_phantom_at_the_head(restart: bool) -> None:
+    """Case 51."""
+    driven = Driven(default_limit=1)
+    triggers(driven, 1, 3)
+    driven.stop("c2")
+    if restart:
+        driven.crash()
+    assert driven.waiting() == ["c3"]
+    driven.finish("c1")
+    assert driven.running() == ["c3"]
+
+
+@pytest.mark.parametrize("conversation", ["c-c1", "other"])
+def test_follow_ups_behind_a_stopped_one_are_neither_lost_nor_skipped(conversation: str) -> None:
+    """Case 53: the same rule in its conversation and in another."""
+    driven = Driven(default_limit=1)
+    driven.trigger("c1")
+    driven.trigger("c2", conversation_id=conversation)
+    driven.trigger("c3")
+    driven.stop("c1")
+    driven.status("c1", "stopped")
+    assert (driven.running(), driven.waiting()) == (["c2"], ["c3"])
+
+
+# 8 Retries
+
+
+def test_a_crash_loop_runs_out_of_attempts() -> None:
+    """Case 55: counted at the start; restarts of the service in between."""
+    driven = Driven(default_limit=1)
+    driven.trigger("c1", max_attempts=2)
+    for _ in range(6):
+        driven.crash()
+        driven.advance(LEASE + 10)
+    assert driven.dispatched() == ["c1", "c1"]
+    assert driven.final("c1") == "failed"
+
+
+@pytest.mark.parametrize("attempt", [16, 47, 1025, 10**9])
+def test_the_backoff_is_the_cap_for_any_number(attempt: int) -> None:
+    """Case 57: a valid time, and it stays in the queue."""
+    assert 810 * SECOND <= backoff_microseconds("c1", attempt, attempt) <= 900 * SECOND
+
+
+def test_a_retry_keeps_what_it_was_accepted_with() -> None:
+    """Case 59: requester, created_at, id, and it counts for its agent."""
+    driven = Driven(default_limit=1)
+    driven.trigger("c1", requested_by="u1", created_at=at_seconds(-5), timeout_seconds=77)
+    driven.fail("c1")
+    driven.configure(default_timeout_seconds=5, owner="someone")
+    driven.advance(10)
+    row = driven.agent().triggers["c1"]
+    assert (row.requested_by, row.created_at, row.timeout_seconds) == ("u1", T0 - 5 * SECOND, 77)
+    driven.trigger("c2")
+    assert (driven.running(), driven.waiting()) == (["c1"], ["c2"])
+
+
+# 9 Reclaiming
+
+
+def test_age_is_measured_from_the_attempts_own_start() -> None:
+    """Case 61: timeout 4 h; the second attempt starts 3.5 h after the first."""
+    driven = Driven(default_limit=1)
+    driven.trigger("c1", timeout_seconds=4 * 3600)
+    driven.advance(3600)
+    driven.status("c1", "paused")
+    driven.advance(2.5 * 3600)
+    driven.control("resume_trigger", trigger_id="c1")
+    driven.advance(0.5 * 3600 + 60)
+    assert driven.running() == ["c1"]
+    driven.advance_to(T0 + round((3.5 + 4) * 3600 + 300) * SECOND - 1)
+    assert driven.running() == ["c1"]
+    driven.advance_to(T0 + round((3.5 + 4) * 3600 + 300) * SECOND)
+    assert driven.running() == []
+
+
+def test_a_lease_belongs_to_the_attempt_and_not_to_a_workers_name() -> None:
+    """Case 63: signs of life of another attempt keep nobody alive."""
+    driven = Driven(default_limit=2)
+    driven.trigger("c1", timeout_seconds=60)
+    driven.trigger("c2", timeout_seconds=60)
+    for _ in range(36):
+        driven.advance(10)
+        driven.status("c2", "heartbeat")
+    assert driven.running() == ["c2"]
+
+
+def test_a_renewal_after_the_end_changes_nothing() -> None:
+    """Case 65."""
+    driven = Driven(default_limit=1)
+    driven.trigger("c1")
+    driven.trigger("c2")
+    driven.finish("c1")
+    lease = driven.agent().triggers["c2"].lease_until
+    driven.skip(1)
+    [decision] = driven.status("c1", "heartbeat", at=at_seconds(-0.1))
+    assert decision.ignored is not None
+    assert decision.ignored.reason == "after_final"
+    assert driven.final("c1") == "finished"
+    assert driven.agent().triggers["c2"].lease_until == lease
+
+
+# 10 Order, ties and clocks
+
+
+def test_microseconds_are_kept_in_the_order() -> None:
+    """Case 67."""
+    driven = Driven(default_limit=1)
+    driven.trigger("running")
+    for id, micros in (("z1", 100), ("y2", 200), ("x3", 300)):
+        driven.trigger(id, created_at=at_seconds(-1 + micros / 1_000_000))
+    assert driven.waiting() == ["z1", "y2", "x3"]
+
+
+def test_a_batch_with_one_stamp_comes_out_in_one_order() -> None:
+    """Case 69."""
+    ids = [f"c{number}" for number in range(50)]
+    for seed in range(3):
+        driven = Driven(default_limit=1)
+        shuffled = ids.copy()
+        random.Random(seed).shuffle(shuffled)
+        driven.trigger("first")
+        with driven.held():
+            for id in shuffled:
+                driven.trigger(id, created_at=at_seconds(-1))
+        driven.crash()
+        assert driven.waiting() == sorted(ids)
+
+
+def test_times_are_instants_and_one_without_a_zone_is_refused() -> None:
+    """Case 71."""
+    driven = Driven(default_limit=1)
+    driven.trigger("running")
+    assert driven.trigger("c1", available_at="2026-03-01T10:00:00").refusal is not None
+    driven.trigger("c3", created_at=at_seconds(0), available_at="2026-03-01T13:00:00+03:00")
+    driven.trigger("c2", created_at=at_seconds(0), available_at="2026-03-01T10:00:00Z")
+    assert driven.waiting() == ["c2", "c3"]
+    rows = driven.agent().triggers
+    assert rows["c2"].available_at == rows["c3"].available_at == T0
+
+
+def test_those_passed_over_keep_their_order() -> None:
+    """Case 73: a hundred passes."""
+    driven = Driven(default_limit=1)
+    triggers(driven, 0, 3)
+    for _ in range(100):
+        driven.advance(1)
+        driven.partition.fire_timers(driven.now, 100)
+        driven.trigger("c1")
+    assert driven.waiting() == ["c1", "c2", "c3"]
+    driven.finish("c0")
+    assert driven.running() == ["c1"]
+
+
+def test_a_frozen_clock_gives_distinct_ids() -> None:
+    """Case 75."""
+    driven = Driven(default_limit=10)
+    for number in range(70):
+        driven.trigger(f"c{number}")
+        driven.stop(f"c{number}")
+        driven.configure(parallelism_limit=number % 10 + 1)
+    numbers = [(decision.agent_id, decision.seq) for decision in driven.decisions]
+    assert len(set(numbers)) == len(numbers) == 210
+    executions = [dispatch["execution_id"] for dispatch in driven.dispatches if dispatch["type"] == "dispatch"]
+    assert len(set(executions)) == len(executions) > 0
+    assert len({json.loads(value)["prev"] for value in driven.values}) == 210

@@ -1,0 +1,235 @@
+"""Reads over HTTP: slots, queues, triggers with why they wait, conversations; fresh when asked to be."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from streams import STATUSES, TRIGGERS
+from tests.integration.http_stack import Stack, limited, read_at
+
+pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest.fixture
+def agent() -> str:
+    return f"agent-{uuid4().hex[:12]}"
+
+
+async def test_capacity_has_the_fields_of_the_contract(berth: Stack, agent: str) -> None:
+    await limited(berth.http, agent, 2)
+    answer = await berth.http.post(f"/api/agents/{agent}/triggers", json={"id": "t", "message": "x" * 300})
+    told = await read_at(berth.http, answer, f"/api/agents/{agent}/capacity")
+    (slot,) = told.pop("slots")
+    assert told == {
+        "agent_name": agent,
+        "max_parallel_tasks": 2,
+        "active_slots": 1,
+        "available_slots": 1,
+        "forced": 0,
+        "waiting": 0,
+        "paused": False,
+        "serial": False,
+    }
+    assert (slot["slot_number"], slot["execution_id"]) == (1, answer.json()["execution_id"])
+    assert (slot["started_at"], slot["message_preview"]) == (answer.json()["decided_at"], "x" * 100)
+    assert 0 <= slot["duration_seconds"] < 60
+
+
+async def test_an_unlimited_agent_has_no_number_and_a_lowered_limit_no_negative_one(berth: Stack, agent: str) -> None:
+    await limited(berth.http, agent, "unlimited")
+    for id in ("t1", "t2", "t3"):
+        await berth.http.post(f"/api/agents/{agent}/triggers", json={"id": id})
+    path = f"/api/agents/{agent}"
+    unlimited = await berth.http.patch(path, json={"display_name": "x"})
+    told = await read_at(berth.http, unlimited, f"{path}/capacity")
+    assert (told["max_parallel_tasks"], told["available_slots"], told["active_slots"]) == (None, None, 3)
+    assert (await read_at(berth.http, unlimited, path))["parallelism_limit"] == "unlimited"
+    lowered = await berth.http.patch(path, json={"parallelism_limit": 1})
+    told = await read_at(berth.http, lowered, f"{path}/capacity")
+    assert (told["max_parallel_tasks"], told["available_slots"], told["active_slots"]) == (1, 0, 3)
+    slots = await read_at(berth.http, lowered, "/api/agents/slots")
+    assert slots["agents"][agent] == {"max": 1, "active": 3}
+    assert datetime.fromisoformat(slots["timestamp"]).tzinfo is not None
+
+
+async def test_agents_are_listed_by_the_bytes_of_their_ids_over_all_pages(berth: Stack, agent: str) -> None:
+    ids = [f"{agent}{end}" for end in ("Z", "a", "A", "_", "%", "é", "z", "\uffee", "😀", "a:b")]
+    for id in ids:
+        answer = await berth.http.put("/api/agents/" + "".join(f"%{byte:02x}" for byte in id.encode()), json={})
+    found: list[str] = []
+    cursor: dict[str, str] = {"min_position": answer.json()["log_position"]}
+    while True:
+        page = (await berth.http.get("/api/agents", params={"limit": 3, **cursor})).json()
+        assert len(page["agents"]) <= 3
+        found += [one["agent_id"] for one in page["agents"]]
+        if page["next_cursor"] is None:
+            break
+        cursor = {"cursor": page["next_cursor"]}
+    assert [id for id in found if id.startswith(agent)] == sorted(ids, key=str.encode)
+    assert len(found) == len(set(found))
+
+
+async def test_a_queue_is_in_start_order_with_positions_and_every_reason_over_all_pages(
+    berth: Stack, agent: str
+) -> None:
+    await limited(berth.http, agent, 1)
+    path = f"/api/agents/{agent}"
+    later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    for content in (
+        {"id": "running", "conversation_id": "c"},
+        {"id": "t3", "conversation_id": "c", "available_at": later},
+        {"id": "t2", "conversation_id": "c"},
+        {"id": "t1", "created_at": "2026-03-01T10:00:00Z"},
+    ):
+        answer = await berth.http.post(f"{path}/triggers", json=content)
+    whole = await read_at(berth.http, answer, f"{path}/queue")
+    full = "agent_parallelism_limit_reached"
+    assert [(entry["trigger_id"], entry["position"], entry["reasons"]) for entry in whole["queue"]] == [
+        ("t1", 1, [full]),
+        ("t2", 2, ["conversation_busy", full]),
+        ("t3", 3, ["conversation_busy", "not_yet_available", full]),
+    ]
+    assert [entry["reason"] for entry in whole["queue"]] == [full, "conversation_busy", "conversation_busy"]
+    assert (whole["queue"][1]["waits_behind"], whole["waiting"], whole["next_cursor"]) == ("running", 3, None)
+    pages = []
+    cursor: dict[str, Any] = {}
+    for _ in range(4):
+        page = (await berth.http.get(f"{path}/queue", params={"limit": 1, **cursor})).json()
+        pages += page["queue"]
+        if page["next_cursor"] is None:
+            break
+        cursor = {"cursor": page["next_cursor"]}
+    assert [(entry["trigger_id"], entry["position"]) for entry in pages] == [("t1", 1), ("t2", 2), ("t3", 3)]
+
+
+async def test_a_trigger_says_why_it_waits_with_who_holds_what_since_when(berth: Stack, agent: str) -> None:
+    await limited(berth.http, agent, 1)
+    path = f"/api/agents/{agent}"
+    runs = (await berth.http.post(f"{path}/triggers", json={"id": "runs", "conversation_id": "c"})).json()
+    waits = await berth.http.post(f"{path}/triggers", json={"id": "waits", "conversation_id": "c"})
+    pause = await berth.http.post(f"{path}/pause")
+    told = await read_at(berth.http, pause, f"{path}/triggers/waits")
+    holder = {"trigger_id": "runs", "execution_id": runs["execution_id"], "since": runs["decided_at"]}
+    assert (told["state"], told["position"], told["reason"]) == ("waiting", 1, "agent_paused")
+    accepted_at = waits.json()["decided_at"]
+    assert [(cause["reason"], cause["since"], cause["holders"]) for cause in told["waits_for"]] == [
+        ("agent_paused", pause.json()["decided_at"], []),
+        ("conversation_busy", accepted_at, [holder]),
+        ("agent_parallelism_limit_reached", accepted_at, [holder]),
+    ]
+    assert all(cause["released_by"] for cause in told["waits_for"])
+    assert [entry["event"] for entry in told["timeline"]] == ["accepted", "placed"]
+
+
+async def test_a_timeline_goes_over_all_attempts(berth: Stack, agent: str) -> None:
+    await limited(berth.http, agent, 1)
+    path = f"/api/agents/{agent}/triggers/t"
+    first = (await berth.http.post(f"/api/agents/{agent}/triggers", json={"id": "t", "conversation_id": "c"})).json()
+    about = {"type": "status", "conversation_id": "c", "execution_id": first["execution_id"]}
+    await berth.send(STATUSES, agent, **about, status="failed", error="no disk")
+    told = await _until(berth, path, state="waiting")
+    assert (told["failures"], told["attempt"], told["reason"]) == (1, 1, "not_yet_available")
+    (cause,) = told["waits_for"]
+    assert cause["until"] == told["attempts"][0]["retry_at"] == told["available_at"]
+    assert told["attempts"][0]["outcome"] == "failed"
+    stopped = await berth.http.delete(path)
+    told = await read_at(berth.http, stopped, path)
+    assert (told["state"], told["end_reason"], told["waits_for"], told["position"]) == ("stopped", "stop", [], None)
+    assert [entry["event"] for entry in told["timeline"]] == [
+        "accepted",
+        "placed",
+        "dispatched",
+        "attempt_failed",
+        "stopped",
+    ]
+    assert [entry["seq"] for entry in told["timeline"]] == sorted(entry["seq"] for entry in told["timeline"])
+
+
+async def _until(berth: Stack, path: str, **wanted: Any) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    try:
+        async with asyncio.timeout(15):
+            while not wanted.items() <= told.items():
+                await asyncio.sleep(0.02)
+                told = (await berth.http.get(path)).json()
+    except TimeoutError:
+        raise TimeoutError(f"{path} never said {wanted}: {told}") from None
+    return told
+
+
+async def test_texts_of_people_come_back_with_what_postgres_cannot_hold_replaced(berth: Stack, agent: str) -> None:
+    await limited(berth.http, agent, 1)
+    await berth.send(TRIGGERS, agent, type="trigger", id="t", conversation_id="c", message="a\x00b\ud800c")
+    told = await _until(berth, f"/api/agents/{agent}/triggers/t", state="running")
+    assert told["message"] == "a\ufffdb\ufffdc"
+    about = {"type": "status", "conversation_id": "c", "execution_id": told["execution_id"]}
+    await berth.send(STATUSES, agent, **about, status="finished", result={"answer\x00": ["\ud800", 1]})
+    told = await _until(berth, f"/api/agents/{agent}/triggers/t", state="finished")
+    assert told["result"] == {"answer\ufffd": ["\ufffd", 1]}
+
+
+async def test_a_refused_trigger_leaves_its_refusal_and_nothing_else(berth: Stack, agent: str) -> None:
+    await limited(berth.http, agent, 1, max_backlog_depth=0)
+    path = f"/api/agents/{agent}/triggers"
+    await berth.http.post(path, json={})
+    refused = await berth.http.post(path, json={"id": "t", "conversation_id": "c"})
+    told = await read_at(berth.http, refused, f"{path}/t")
+    assert (told["state"], told["code"], told["conversation_id"]) == ("refused", "agent_backlog_full", "c")
+    conversation = await berth.http.get(f"/api/agents/{agent}/conversations/c")
+    assert (conversation.status_code, conversation.json()["code"]) == (404, "conversation_unknown")
+    unknown = await berth.http.get(f"{path}/other")
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "trigger_unknown")
+
+
+async def test_every_write_can_be_read_at_once_with_its_position_through_any_instance(berth: Stack, agent: str) -> None:
+    await limited(berth.http, agent, 1)
+    for number in range(30):
+        writes, reads = berth.clients[number % 2], berth.clients[(number + 1) % 2]
+        answer = await writes.post(f"/api/agents/{agent}/triggers", json={"id": f"t{number}"})
+        told = await read_at(reads, answer, f"/api/agents/{agent}/queue")
+        assert told["waiting"] == number
+
+
+async def test_a_conversation_is_paged_newest_first(berth: Stack, agent: str) -> None:
+    await limited(berth.http, agent, 1)
+    path = f"/api/agents/{agent}"
+    for number in range(5):
+        answer = await berth.http.post(f"{path}/triggers", json={"id": f"t{number}", "conversation_id": "c"})
+    found: list[str] = []
+    cursor: dict[str, str] = {"min_position": answer.json()["log_position"]}
+    while True:
+        page = (await berth.http.get(f"{path}/conversations/c", params={"limit": 2, **cursor})).json()
+        found += [trigger["trigger_id"] for trigger in page["triggers"]]
+        if page["next_cursor"] is None:
+            break
+        cursor = {"cursor": page["next_cursor"]}
+    assert found == ["t4", "t3", "t2", "t1", "t0"]
+    assert (page["triggers_count"], page["live_count"], page["state"]) == (5, 5, "queued")
+
+
+async def test_agents_whose_ids_differ_only_in_case_or_are_patterns_are_different(berth: Stack, agent: str) -> None:
+    for end, limit in (("x", 1), ("X", 2), ("_", 3), ("%25", 4)):
+        answer = await limited(berth.http, f"{agent}{end}", limit)
+    for end, limit in (("x", 1), ("X", 2), ("_", 3), ("%25", 4)):
+        told = await read_at(berth.http, answer, f"/api/agents/{agent}{end}")
+        assert told["limit"] == limit
+
+
+async def test_the_description_names_every_address(berth: Stack) -> None:
+    description = (await berth.http.get("/openapi.json")).json()
+    assert description["openapi"].startswith("3.1")
+    assert {
+        "/api/agents",
+        "/api/agents/slots",
+        "/api/agents/{agent_id}",
+        "/api/agents/{agent_id}/capacity",
+        "/api/agents/{agent_id}/queue",
+        "/api/agents/{agent_id}/triggers",
+        "/api/agents/{agent_id}/triggers/{trigger_id}",
+        "/api/agents/{agent_id}/conversations/{conversation_id}",
+        "/healthz",
+        "/readyz",
+    } <= set(description["paths"])

@@ -1,0 +1,265 @@
+"""What goes wrong while a partition is owned: rules that fail, clocks, zombies, a fencing from outside, leaving."""
+
+import asyncio
+import json
+import signal
+import time
+
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from api.cli.embedded_kafka import EmbeddedKafka
+from streams import APPLICATION_ID, CHANGELOG, CONTROLS, DEAD_LETTERS, STATUSES, TRIGGERS, WORKERS
+from streams.kafka import edge
+from streams.kafka.ownership import SkipRefused, skip_record
+from streams.settings import Settings
+from tests.integration.test_ownership_restore import COUNT_KEY, NOWHERE, POSITION_KEY, position_row, write
+from tests.integration.workers import (
+    LOADED,
+    PARTITIONS,
+    SESSION_SECONDS,
+    Log,
+    WorkerProcess,
+    all_handled,
+    decisions,
+    load,
+    send,
+    sending,
+    unaccounted,
+    wait_for_decisions,
+    workers,
+)
+
+pytestmark = pytest.mark.kafka
+FENCED = 75
+
+
+def of_input(found: list[dict[str, object]]) -> list[object]:
+    return [value["offset"] for value in found if "offset" in value]
+
+
+async def test_a_failing_rule_stops_its_partition_only_until_skipped(topics: EmbeddedKafka) -> None:
+    settings = Settings(kafka=topics.bootstrap)
+    await send(topics.bootstrap, "count", "fail", "count", "count")
+    async with workers(topics.bootstrap) as (worker,):
+        stopped = await worker.logged("partition_stopped")
+        assert (stopped["partition"], stopped["topic"], stopped["offset"]) == (0, TRIGGERS.name, 1)
+        await send(topics.bootstrap, "count", partition=1)
+        await send(topics.bootstrap, "count", topic=STATUSES.name)
+        await wait_for_decisions(topics.bootstrap, 1, lambda found: len(found) == 1)
+        assert of_input(await decisions(topics.bootstrap, 0)) == [0], "nothing behind it was handled, on any topic"
+
+        status, body = await worker.readiness()
+        assert status == 503
+        assert body["reasons"] == ["partition 0 is stopped"]
+        where = body["partitions"]["0"]["stopped_at"]
+        assert {name: where[name] for name in ("topic", "partition", "offset")} == {
+            "topic": TRIGGERS.name,
+            "partition": 0,
+            "offset": 1,
+        }
+        assert "ZeroDivisionError" in where["error"]
+        await reported(topics.bootstrap, lambda record: record["partitions"]["0"]["stopped_at"] == where)
+
+        for wrong in ((TRIGGERS.name, 0, 2), (TRIGGERS.name, 0, 0), (TRIGGERS.name, 1, 0), ("berth.texts", 0, 1)):
+            with pytest.raises(SkipRefused, match=r"[Nn]othing was skipped"):
+                await skip_record(settings, *wrong)
+        assert worker.is_running, "a wrong skip disturbs nobody"
+
+        await skip_record(settings, TRIGGERS.name, 0, 1)
+        await worker.logged("partition_freed")
+        await wait_for_decisions(topics.bootstrap, 0, lambda found: len(found) == 4)
+        await worker.ready()
+    assert [value["offset"] for value in await decisions(topics.bootstrap, 0) if value["topic"] == TRIGGERS.name] == [
+        0,
+        2,
+        3,
+    ]
+    (letter,) = (await Log.read(topics.bootstrap, DEAD_LETTERS.name)).records.popitem()[1]
+    assert (letter.partition, letter.key, letter.value) == (0, b"k", b"fail")
+    headers = dict(letter.headers)
+    assert headers.pop("at")
+    assert headers == {"reason": b"skipped", "topic": TRIGGERS.name.encode(), "partition": b"0", "offset": b"1"}
+
+
+async def test_skip_frees_a_partition_that_nobody_owns(topics: EmbeddedKafka) -> None:
+    await send(topics.bootstrap, "fail", "count")
+    async with workers(topics.bootstrap) as (worker,):
+        await worker.logged("partition_stopped")
+        assert await worker.stop() == 0
+    await skip_record(Settings(kafka=topics.bootstrap), TRIGGERS.name, 0, 0)
+    async with workers(topics.bootstrap) as (worker,):
+        await worker.ready()
+        await wait_for_decisions(topics.bootstrap, 0, lambda found: of_input(found) == [1])
+
+
+async def test_a_rule_that_fails_only_in_company_is_got_past_one_by_one(topics: EmbeddedKafka) -> None:
+    await send(topics.bootstrap, *["count"] * 50, "fail together", *["count"] * 50)
+    async with workers(topics.bootstrap) as (worker,):
+        await worker.ready()
+        found = await wait_for_decisions(topics.bootstrap, 0, lambda found: len(found) >= 100)
+        await all_handled(topics.bootstrap, 5)
+        assert worker.count("rules_failed") == 1
+        assert worker.count("partition_stopped") == 0
+    assert of_input(found)[:100] == list(range(100))
+
+
+async def test_a_rule_that_fails_in_a_timer_parks_its_agent_only(topics: EmbeddedKafka) -> None:
+    await send(topics.bootstrap, "bad timer 1", key="bad")
+    await send(topics.bootstrap, "timer 2", "count", key="good")
+    async with workers(topics.bootstrap) as (worker,):
+        found = await wait_for_decisions(topics.bootstrap, 0, lambda found: len(found) >= 5)
+        assert next(value for value in found if "parked" in value)["parked"] == "bad"
+        assert next(value for value in found if "timer" in value)["timer"] == "good"
+        assert of_input(found) == [0, 1, 2]
+        await worker.ready()
+
+
+async def test_timers_wait_for_what_was_there_at_take_over_and_fire_without_traffic(topics: EmbeddedKafka) -> None:
+    timer = json.dumps(["timer", "late"]).encode()
+    rows = {POSITION_KEY: position_row(NOWHERE), timer: json.dumps([1, False]).encode()}
+    await write(topics.bootstrap, CHANGELOG.name, ("commit", rows))
+    await send(topics.bootstrap, *["count"] * 3000)
+    await send(topics.bootstrap, *["count"] * 3000, topic=STATUSES.name)
+    async with workers(topics.bootstrap) as (worker,):
+        found = await wait_for_decisions(topics.bootstrap, 0, lambda found: len(found) >= 6001)
+        assert found[-1]["timer"] == "late", "it was due all the time, and fires after the backlog"
+        await worker.ready()
+        deadlines = [edge.now_us() + seconds * 1_000_000 for seconds in (1, 2)]
+        for deadline in deadlines:
+            await send(topics.bootstrap, f"timer {deadline}", key=str(deadline))
+        fired = await wait_for_decisions(topics.bootstrap, 0, lambda found: len(found) == 6005)
+    assert [value["deadline_us"] for value in fired[-2:]] == deadlines
+    assert all(0 <= value["at_us"] - value["deadline_us"] < 1_000_000 for value in fired[-2:])
+
+
+async def test_timers_wait_for_records_behind_an_open_transaction(topics: EmbeddedKafka) -> None:
+    """A `finished` that is there but can't be read yet, because another partition's owner died with its hand open."""
+    timer = json.dumps(["timer", "late"]).encode()
+    rows = {POSITION_KEY: position_row(NOWHERE), timer: json.dumps([1, False]).encode()}
+    await write(topics.bootstrap, CHANGELOG.name, ("commit", rows))
+    other = AIOKafkaProducer(bootstrap_servers=topics.bootstrap, transactional_id="another")
+    await other.start()
+    await other.begin_transaction()
+    await other.send_and_wait(STATUSES.name, b"count", b"k", 0)
+    await send(topics.bootstrap, "count", topic=STATUSES.name)
+    async with workers(topics.bootstrap) as (worker,):
+        await worker.ready()
+        await send(topics.bootstrap, "count")
+        await wait_for_decisions(topics.bootstrap, 0, lambda found: len(found) == 1)
+        await other.commit_transaction()
+        found = await wait_for_decisions(topics.bootstrap, 0, lambda found: len(found) == 4)
+    await other.stop()
+    assert [value.get("timer", value.get("topic")) for value in found] == [
+        TRIGGERS.name,
+        STATUSES.name,
+        STATUSES.name,
+        "late",
+    ]
+
+
+async def test_a_clock_that_is_behind_decides_nothing(topics: EmbeddedKafka) -> None:
+    await send(topics.bootstrap, "count")
+    await send(topics.bootstrap, "count", partition=1)
+    ahead_us = edge.now_us() + 12_000_000
+    await write(topics.bootstrap, CHANGELOG.name, ("commit", {POSITION_KEY: position_row(NOWHERE, ahead_us)}))
+    async with workers(topics.bootstrap) as (worker,):
+        await worker.logged("clock_behind")
+        status, body = await worker.readiness()
+        assert status == 503
+        assert "partition 0 is clock_behind" in body["reasons"]
+        await wait_for_decisions(topics.bootstrap, 1, lambda found: len(found) == 1)
+        await wait_for_decisions(topics.bootstrap, 0, lambda found: len(found) == 1)
+        assert edge.now_us() > ahead_us - 5_000_000
+        await worker.ready()
+
+
+async def test_a_fenced_worker_stops_at_its_next_commit(topics: EmbeddedKafka) -> None:
+    async with workers(topics.bootstrap) as (worker,):
+        await worker.ready()
+        intruder = AIOKafkaProducer(bootstrap_servers=topics.bootstrap, transactional_id=f"{APPLICATION_ID}-3")
+        await intruder.start()
+        await intruder.stop()
+        assert worker.is_running
+        await send(topics.bootstrap, "count", partition=3)
+        assert await worker.ended() == FENCED, worker.account()
+        assert "taken over" in str(await worker.logged("worker_stops"))
+    assert await decisions(topics.bootstrap, 3) == []
+
+
+async def test_a_frozen_worker_that_wakes_up_writes_nothing(topics: EmbeddedKafka) -> None:
+    async with workers(topics.bootstrap) as running, sending(topics.bootstrap) as producer:
+        frozen = running[0]
+        await frozen.ready()
+        loading = asyncio.create_task(load(producer, 100_000, 1_000, LOADED))
+        await wait_for_decisions(topics.bootstrap, 0, lambda found: len(found) > 20)
+        running.append(await WorkerProcess.start(topics.bootstrap))
+        await running[1].logged("restored")
+        frozen.send(signal.SIGSTOP)
+        await running[1].ready()
+        frozen.send(signal.SIGCONT)
+        assert await frozen.ended() == FENCED, frozen.account()
+        assert "taken over meanwhile" in str(await frozen.logged("worker_stops"))
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        await producer.flush()
+        await all_handled(topics.bootstrap, 15)
+    assert await unaccounted(topics.bootstrap) == {}
+
+
+async def test_a_worker_that_is_asked_to_stop_hands_over_at_once(topics: EmbeddedKafka) -> None:
+    async with workers(topics.bootstrap, 2) as running, sending(topics.bootstrap) as producer:
+        await asyncio.gather(*(worker.logged("assigned", 1) for worker in running))
+        loading = asyncio.create_task(load(producer, 100_000, 500, LOADED))
+        await wait_for_decisions(topics.bootstrap, 0, lambda found: len(found) > 20)
+        leaving, staying = running
+        began = time.monotonic()
+        assert await leaving.stop() == 0
+        await staying.ready()
+        assert time.monotonic() - began < SESSION_SECONDS, "it did not wait for the session to end"
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        await producer.flush()
+        await all_handled(topics.bootstrap, 10)
+        keys = {record.key for record in (await Log.read(topics.bootstrap, WORKERS.name)).records.popitem()[1]}
+        assert len(keys) == 1, "the record of the one that left is no more"
+    assert await unaccounted(topics.bootstrap) == {}
+
+
+async def test_an_idle_worker_stays_a_member(topics: EmbeddedKafka) -> None:
+    """Longer than aiokafka's max_poll_interval: nothing is fetched through the consumer that is the member."""
+    async with workers(topics.bootstrap) as (worker,):
+        await worker.ready()
+        members = worker.count("assigned")
+        await asyncio.sleep(2 * SESSION_SECONDS + 3)
+        assert worker.count("assigned") == members
+        await send(topics.bootstrap, "count", topic=CONTROLS.name)
+        await wait_for_decisions(topics.bootstrap, 0, lambda found: len(found) == 1)
+
+
+async def test_restored_rows_and_the_count_go_on(topics: EmbeddedKafka) -> None:
+    await send(topics.bootstrap, *["count"] * 10)
+    for round_number in range(3):
+        async with workers(topics.bootstrap) as (worker,):
+            await worker.ready()
+            await wait_for_decisions(topics.bootstrap, 0, lambda found, n=round_number: len(found) == 10 + n)  # type: ignore[misc]
+            await (worker.kill() if round_number == 1 else worker.stop())
+        await send(topics.bootstrap, "count")
+    assert [value["count"] for value in await decisions(topics.bootstrap, 0)] == list(range(1, 13))
+    assert COUNT_KEY in {record.key for record in (await Log.read(topics.bootstrap, CHANGELOG.name)).all(0)}
+
+
+async def reported(bootstrap: str, condition: object) -> None:
+    """Wait until a record in berth.workers is as wanted."""
+    assert callable(condition)
+    async with asyncio.timeout(10):
+        while True:
+            log = await Log.read(bootstrap, WORKERS.name)
+            records = [json.loads(record.value) for found in log.records.values() for record in found if record.value]
+            if any(condition(record) for record in records if record["partitions"]):
+                assert set(records[-1]) == {"address", "at", "partitions"}
+                return
+            await asyncio.sleep(0.1)
+
+
+assert PARTITIONS > 3
