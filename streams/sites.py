@@ -152,6 +152,11 @@ class Sites:
         return iter(self.sites.values())
 
 
+def read_site(value: bytes) -> SiteRow:
+    """A site's header row."""
+    return _SITE.validate_json(value)
+
+
 def _row_key(site_id: str, ref: SiteRowRef) -> codec.Key:
     kind = "site_control" if ref.kind == "remembered" else ref.kind
     return (kind, site_id, *ref.id)

@@ -36,7 +36,8 @@ class Violation(NamedTuple):
     """The first thing wrong with a partition's log. ``offset`` None: at its end."""
 
     offset: int | None
-    agent_id: str
+    decider: str
+    """The agent, or the site."""
     seq: int
     kind: str
     detail: str

@@ -6,6 +6,7 @@ from typing import Any
 
 from streams import DECISIONS, SITE_DECISIONS
 from streams.audit.verify import Verifier
+from streams.audit.verify_sites import SiteVerifier
 from streams.rules.folders import segments
 from tests.simulation.cluster import Cluster
 
@@ -26,6 +27,7 @@ class Checker:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.verifiers = [Verifier() for _ in range(cluster.partitions)]
+        self.site_verifiers = [SiteVerifier() for _ in range(cluster.partitions)]
         self.read = [0] * cluster.partitions
         self.read_sites = [0] * cluster.partitions
         self.triggers: dict[tuple[str, str], dict[str, Any]] = {}
@@ -47,6 +49,8 @@ class Checker:
             self.read[number] = len(records)
             records = self.cluster.log[SITE_DECISIONS.name, number]
             for record in records[self.read_sites[number] :]:
+                violation = self.site_verifiers[number].check(record.value or b"", record.offset)
+                assert violation is None, violation
                 self._site_decision(json.loads(record.value or b""))
             self.read_sites[number] = len(records)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streams import CONTROLS, DISPATCHES, INPUT_TOPICS, SITE_CONTROLS, STATUSES, TRIGGERS
-from streams.codec import partition_of
-from streams.partition import Output, Partition, Record
+from streams.codec import Output, Record, partition_of
+from streams.partition import Partition
 from streams.rules.limits import Defaults
 from streams.rules.order import SECOND, format_instant
 
@@ -71,7 +71,9 @@ class Cluster:
         copies = 2 if self.random.random() < self.faults.duplicate_input else 1
         self.fired["duplicate_input"] += copies - 1
         for _ in range(copies):
-            self._append(Output(topic, key.encode(), json.dumps(value).encode(), (), partition_of(key, self.partitions)))
+            self._append(
+                Output(topic, key.encode(), json.dumps(value).encode(), (), partition_of(key, self.partitions))
+            )
 
     def _append(self, output: Output, own: int = 0) -> None:
         number = own if output.partition is None else output.partition
@@ -140,7 +142,9 @@ class Cluster:
     def backlog(self, number: int) -> list[str]:
         owner = self.owner(number)
         return [
-            topic.name for topic in INPUT_TOPICS if len(self.log[topic.name, number]) > owner.positions.get(topic.name, 0)
+            topic.name
+            for topic in INPUT_TOPICS
+            if len(self.log[topic.name, number]) > owner.positions.get(topic.name, 0)
         ]
 
     def work(self, number: int, records_max: int) -> int:
@@ -215,5 +219,3 @@ class Cluster:
 
     def at(self, seconds: float) -> str:
         return format_instant(self.now + round(seconds * SECOND))
-
-

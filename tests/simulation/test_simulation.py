@@ -77,7 +77,9 @@ def act(cluster: Cluster, command: str) -> None:  # noqa: C901, PLR0912, PLR0915
         case "archive":
             cluster.control(agent, chance.choice(["archive", "configure"]))
         case "resume_trigger":
-            cluster.control(agent, "resume_trigger", trigger_id=someone, on_busy=chance.choice(["queue", "ask", "force"]))
+            cluster.control(
+                agent, "resume_trigger", trigger_id=someone, on_busy=chance.choice(["queue", "ask", "force"])
+            )
         case "approval":
             id = cluster.trigger(agent, conversation_id=conversation, approval_required=True)
             cluster.control(agent, "approve", trigger_id=chance.choice([id, someone]))
