@@ -204,7 +204,7 @@ class Partition:
                     self._push_timer(later.agent_id, left)
                 break
             fired += self._fire(agent, deadline, now)
-        if self.remembered > limits.REMEMBERED_IDS_MAX and fired < limit:
+        while self.remembered > limits.REMEMBERED_IDS_MAX and fired < limit:
             fired += self._forget_early(now)
         return fired
 

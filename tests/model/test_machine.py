@@ -214,7 +214,7 @@ def test_any_interleaving_for_a_few_agents_is_decided_as_the_naive_model_says() 
 
     BERTH_MODEL_EXAMPLES chooses how many; BERTH_MODEL_SHRINK=1 looks for a shorter way to the same failure (minutes).
     """
-    examples = int(os.environ.get("BERTH_MODEL_EXAMPLES", "120"))
+    examples = int(os.environ.get("BERTH_MODEL_EXAMPLES", "200"))
     run_state_machine_as_test(
         AgentsMachine,
         settings=settings(
