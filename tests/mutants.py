@@ -342,7 +342,7 @@ MUTANTS: Final = (
         "an old attempt's word counts",
         AGENT + "decide.py",
         "        step.ignored = _no_attempt(agent, command, command.execution_id)\n",
-        "        if (head := agent.head(command.conversation_id)) and head.state == 'running':\n            return head\n",
+        "        if (it := agent.head(command.conversation_id)) and it.state == 'running':\n            return it\n",
     ),
     Mutant(
         "a status at the instant of the dispatch counts",
