@@ -4,6 +4,7 @@ import json
 import os
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -209,6 +210,7 @@ class AgentsMachine(RuleBasedStateMachine):
             self.pair.compare()
 
 
+@pytest.mark.timeout(600)
 def test_any_interleaving_for_a_few_agents_is_decided_as_the_naive_model_says() -> None:
     """I1, I4, I5, I6, I7, I8 after every step.
 
