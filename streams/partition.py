@@ -46,6 +46,9 @@ _TIMERS_STALE_MAX: Final = 20_000
 """How many timers that no longer hold may lie in the heap beside as many as hold, before it is built anew."""
 
 
+_ERROR_CHARACTERS_MAX: Final = 500
+
+
 class Changes(NamedTuple):
     """Everything since the last time: one transaction."""
 
@@ -216,7 +219,7 @@ class Partition:
                     self._push_timer(later.agent_id, left)
                 break
             fired += self._fire(agent, deadline, now)
-        if self.remembered > limits.REMEMBERED_IDS_MAX and fired < limit:
+        while self.remembered > limits.REMEMBERED_IDS_MAX and fired < limit:
             fired += self._forget_early(now)
         return fired
 
@@ -225,7 +228,7 @@ class Partition:
         agent = self._agent(agent_id)
         self._unfinished.pop(agent_id, None)
         cause = events.ContinueCause(**{"continue": agent.row.todo_since or agent.row.seq})
-        self._decide(agent, Park(error=error), cause, "internal", now)
+        self._decide(agent, Park(error=error[:_ERROR_CHARACTERS_MAX]), cause, "internal", now)
 
     def clock_behind_us(self, now: int) -> int:
         """How far the last decision's time is ahead of the clock (microseconds); not negative."""

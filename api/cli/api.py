@@ -1,7 +1,9 @@
 """``berth api``: the HTTP API and the page, on this machine only."""
 
 import asyncio
+import signal
 import socket
+from types import FrameType
 from typing import Annotated, Final
 
 import structlog
@@ -54,10 +56,16 @@ def api(
         timeout_graceful_shutdown=STOP_SECONDS_MAX,
         lifespan="on",
     )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _already_asked)
     with published(settings, api=address):
         log.info("api_listens", page=f"{address}/", readyz=f"{address}/readyz")
         asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
     log.info("api_stopped")
+
+
+def _already_asked(_number: int, _frame: FrameType | None) -> None:
+    """uvicorn sends itself the signal again when it has ended in order: nothing is left to do."""
 
 
 def _listen(port: int | None) -> socket.socket:

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
@@ -100,14 +99,14 @@ def services(settings: Settings, console: Console) -> Iterator[Services]:
             created = asyncio.run(topics.create(bootstrap, settings.partitions))
             require_fit(settings, bootstrap)
         stack.enter_context(published(settings, kafka=bootstrap, database_url=database_url))
-        _say(console, "Kafka", bootstrap, kafka and kafka.directory)
-        _say(console, "tables", _without_password(database_url), postgres and postgres.directory)
+        _say(console, "Kafka", bootstrap, kafka)
+        _say(console, "tables", _without_password(database_url), postgres)
         console.print(f"topics  {len(created)} made, {settings.partitions} partitions each", highlight=False)
         yield Services(bootstrap, database_url, kafka, postgres)
 
 
-def _say(console: Console, name: str, address: str, directory: Path | None) -> None:
-    data = "" if directory is None else f", data in {os.path.relpath(directory)}"
+def _say(console: Console, name: str, address: str, server: EmbeddedKafka | EmbeddedPostgres | None) -> None:
+    data = "" if server is None else f", data in {os.path.relpath(server.directory)}"
     console.print(f"{name:7} {address}{data}", highlight=False, soft_wrap=True)
 
 

@@ -8,9 +8,11 @@ Several queries of one answer see one state of the database (REPEATABLE READ).
 """
 
 import asyncio
+import os
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib import resources
 from typing import Any, Final, LiteralString, cast
 
@@ -28,7 +30,7 @@ from streams.rules.events import Decision, read_decision
 
 POOL_CONNECTIONS_MAX: Final = 8
 POOL_WAIT_SECONDS: Final = 2.0
-READ_SECONDS_MAX: Final = 4.0
+READ_SECONDS_MAX: Final = 2.5
 MIN_POSITION_SECONDS_MAX: Final = 2.0
 REFRESH_SECONDS: Final = 0.5
 RECONNECT_SECONDS: Final = 0.5
@@ -112,7 +114,6 @@ class Database:
             reconnect_timeout=RECONNECT_SECONDS,
             kwargs={**_OPTIONS, "row_factory": dict_row},
             configure=_configure,
-            check=AsyncConnectionPool.check_connection,
         )
 
     @asynccontextmanager
@@ -123,11 +124,18 @@ class Database:
         """
         if min_position is not None:
             await self.wait_for(min_position)
+        if self.error is not None:
+            raise psycopg.OperationalError(self.error)
+        connection = await self._pool.getconn()
         try:
-            async with asyncio.timeout(READ_SECONDS_MAX), self._pool.connection() as connection:
-                yield Reading(connection)
-        except TimeoutError:
-            raise PoolTimeout(f"no answer within {READ_SECONDS_MAX} s") from None
+            with _answering_within(connection, READ_SECONDS_MAX):
+                try:
+                    yield Reading(connection)
+                finally:
+                    if not connection.closed:
+                        await connection.rollback()
+        finally:
+            await self._pool.putconn(connection)
 
     async def wait_for(self, position: LogPosition) -> None:
         """Return when the projection has reached ``position``. Raises ProjectionBehind after 2 s."""
@@ -170,19 +178,38 @@ class Database:
     async def _follow(self, connection: AsyncConnection[DictRow]) -> None:
         await connection.execute(f"LISTEN {CHANNEL}")
         while True:
-            async with asyncio.timeout(READ_SECONDS_MAX):
+            with _answering_within(connection, READ_SECONDS_MAX):
                 rows = await (await connection.execute(QUERIES["positions"])).fetchall()
+            if self.error is not None:
+                await self._pool.drain()  # its connections are of a server that is gone
+                log.info("database_reached")
+                self.error = None
             async with self._moved:
                 self.next_offsets = {
                     row["partition"]: row["next_offset"] for row in rows if row["topic"] == DECISIONS.name
                 }
-                if self.error is not None:
-                    log.info("database_reached")
-                self.error = None
                 self.answered_at_seconds = asyncio.get_running_loop().time()
                 self._moved.notify_all()
             async for _ in connection.notifies(timeout=REFRESH_SECONDS, stop_after=1):
                 pass
+
+
+@contextmanager
+def _answering_within(connection: AsyncConnection[DictRow], seconds: float) -> Iterator[None]:
+    """Cut the connection when the block takes longer: what waits in it then raises OperationalError.
+
+    Cancelling wouldn't do: psycopg then waits for the server to confirm it, which one that is frozen never does.
+    """
+
+    def cut() -> None:
+        with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as stream:
+            stream.shutdown(socket.SHUT_RDWR)
+
+    timer = asyncio.get_running_loop().call_later(seconds, cut)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 async def _configure(connection: AsyncConnection[DictRow]) -> None:

@@ -65,6 +65,23 @@ class Stack:
         self.worker = await self.berth("worker")
         await self.worker.ready(range(PARTITIONS))
 
+    @asynccontextmanager
+    async def supervised(self) -> AsyncIterator[None]:
+        """A worker that ends in the block is started again, as a supervisor does: without Kafka it may have to end."""
+
+        async def keep() -> None:
+            while True:
+                assert self.worker is not None
+                await self.worker.process.wait()
+                self.worker = await self.berth("worker")
+
+        keeping = asyncio.create_task(keep())
+        try:
+            yield
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
     async def start_projector(self) -> None:
         self.projector = await self.berth("projector")
         await self.projector.logged("projector_follows")

@@ -151,7 +151,8 @@ def test_what_postgresql_cannot_hold_is_replaced_in_the_copy_only(store: Store) 
     driven.trigger("t", message="a\x00b\ud800c", payload={"x": "\x00"})
     driven.status("t", "finished", result={"k\x00": ["\udfff", "\\u0000", "\U0001f600"]})
     project(store, history.records())
-    found: dict[Any, Any] = dict(store.connection.execute("SELECT kind, content FROM texts WHERE agent_id = 'A'").fetchall())
+    rows = store.connection.execute("SELECT kind, content FROM texts WHERE agent_id = 'A'").fetchall()
+    found: dict[Any, Any] = dict(rows)
     assert found == {"message": "a\ufffdb\ufffdc", "result": {"k\ufffd": ["\ufffd", "\\u0000", "\U0001f600"]}}
 
 

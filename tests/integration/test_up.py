@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,47 +89,71 @@ def up(directory: Path, **variables: str) -> Iterator[Up]:
             running.end(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=lambda how: how.name)
-def test_up_serves_until_it_is_ended_and_keeps_the_data(
-    kafka: EmbeddedKafka, tmp_path: Path, how: signal.Signals
-) -> None:
-    with up(tmp_path) as first:
+def still_running(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that have not ended; one that its new parent hasn't been told of yet has."""
+    return [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory beside pytest's own: every run of pytest shuts that one to other users when it begins.
+
+    PostgreSQL, which doesn't run as root, could then not enter it any more.
+    """
+    with tempfile.TemporaryDirectory(prefix="berth-test-") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture(scope="module")
+def running(kafka: EmbeddedKafka) -> Iterator[Up]:
+    """One ``berth up`` for the tests that only look at it."""
+    with tempfile.TemporaryDirectory(prefix="berth-test-") as directory, up(Path(directory)) as one:
+        yield one
+
+
+def test_up_serves_until_ctrl_c_and_the_next_goes_on_with_the_data(kafka: EmbeddedKafka, place: Path) -> None:
+    with up(place) as first:
         assert f"{len(TOPICS)} made" in first.said
-        assert berth(tmp_path, "topics", "check").returncode == 0
+        assert berth(place, "topics", "check").returncode == 0
         broker = first.broker()
-        assert first.end(how) == 0
+        assert first.end(signal.SIGINT) == 0
     assert not broker.is_running()
-    assert not (tmp_path / ".berth" / "endpoints.json").exists()
-    with up(tmp_path) as second:
+    assert not (place / ".berth" / "endpoints.json").exists()
+    with up(place) as second:
         assert "0 made" in second.said
 
 
-def test_a_second_up_in_the_same_directory_names_the_first_and_changes_nothing(
-    kafka: EmbeddedKafka, tmp_path: Path
-) -> None:
-    with up(tmp_path) as first:
-        before = first.kafka
-        second = berth(tmp_path, "up")
-        assert second.returncode == 1
-        assert f"process {first.process.pid}" in second.stderr
-        assert "To do" in second.stderr
-        assert "Traceback" not in second.stderr
-        assert first.kafka == before
-        assert berth(tmp_path, "topics", "check").returncode == 0
+def test_up_ends_in_order_on_sigterm(kafka: EmbeddedKafka, place: Path) -> None:
+    with up(place) as running:
+        children = psutil.Process(running.process.pid).children(recursive=True)
+        assert children
+        assert running.end(signal.SIGTERM) == 0
+    assert still_running(children) == []
 
 
-def test_after_kill_9_nothing_stays_behind_and_the_next_up_goes_on(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    with up(tmp_path) as first:
-        broker = first.broker()
+def test_a_second_up_in_the_same_directory_names_the_first_and_changes_nothing(running: Up) -> None:
+    before = running.kafka
+    second = berth(running.directory, "up")
+    assert second.returncode == 1
+    assert f"process {running.process.pid}" in second.stderr
+    assert "To do" in second.stderr
+    assert "Traceback" not in second.stderr
+    assert running.kafka == before
+    assert berth(running.directory, "topics", "check").returncode == 0
+
+
+def test_after_kill_9_nothing_stays_behind_and_the_next_up_goes_on(kafka: EmbeddedKafka, place: Path) -> None:
+    with up(place) as first:
+        children = psutil.Process(first.process.pid).children(recursive=True)
         assert first.end(signal.SIGKILL) == -signal.SIGKILL
-    with up(tmp_path) as second:
-        assert not broker.is_running()
+    with up(place) as second:
+        assert still_running(children) == []
         assert "0 made" in second.said
-        assert berth(tmp_path, "topics", "check").returncode == 0
+        assert berth(place, "topics", "check").returncode == 0
 
 
-def test_up_ends_with_the_reason_when_its_broker_dies(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    with up(tmp_path) as running:
+def test_up_ends_with_the_reason_when_its_broker_dies(kafka: EmbeddedKafka, place: Path) -> None:
+    with up(place) as running:
         running.broker().kill()
         assert running.process.stdout is not None
         with running.process.stdout:
@@ -139,10 +164,10 @@ def test_up_ends_with_the_reason_when_its_broker_dies(kafka: EmbeddedKafka, tmp_
     assert "Traceback" not in rest
 
 
-def test_up_uses_a_kafka_that_is_given_and_starts_none(fresh_kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    with up(tmp_path, BERTH_KAFKA=fresh_kafka.bootstrap) as running:
+def test_up_uses_a_kafka_that_is_given_and_starts_none(fresh_kafka: EmbeddedKafka, place: Path) -> None:
+    with up(place, BERTH_KAFKA=fresh_kafka.bootstrap) as running:
         assert running.kafka == fresh_kafka.bootstrap
-        assert not (tmp_path / ".berth" / "kafka").exists()
+        assert not (place / ".berth" / "kafka").exists()
         assert [child.name() for child in psutil.Process(running.process.pid).children()] == ["postgres"]
 
 
@@ -194,9 +219,8 @@ def finding(report: str, about: str) -> str:
     return line.split()[0]
 
 
-def test_doctor_finds_nothing_wrong_beside_a_running_up(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    with up(tmp_path):
-        report = berth(tmp_path, "doctor")
+def test_doctor_finds_nothing_wrong_beside_a_running_up(running: Up) -> None:
+    report = berth(running.directory, "doctor")
     assert report.returncode == 0, report.stdout
     for about in ("Python", "packages", "Java", "settings", "Kafka", "directory", "disk", "port", "broker", "topics"):
         assert finding(report.stdout, about) == "ok"

@@ -4,6 +4,7 @@ import json
 import os
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -209,12 +210,13 @@ class AgentsMachine(RuleBasedStateMachine):
             self.pair.compare()
 
 
+@pytest.mark.timeout(600)
 def test_any_interleaving_for_a_few_agents_is_decided_as_the_naive_model_says() -> None:
     """I1, I4, I5, I6, I7, I8 after every step.
 
     BERTH_MODEL_EXAMPLES chooses how many; BERTH_MODEL_SHRINK=1 looks for a shorter way to the same failure (minutes).
     """
-    examples = int(os.environ.get("BERTH_MODEL_EXAMPLES", "120"))
+    examples = int(os.environ.get("BERTH_MODEL_EXAMPLES", "200"))
     run_state_machine_as_test(
         AgentsMachine,
         settings=settings(

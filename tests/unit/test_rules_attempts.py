@@ -258,6 +258,7 @@ def test_a_lease_is_the_timeout_and_five_minutes_from_its_own_dispatch(timeout: 
     driven.advance(0.000001)
     assert driven.running() == ["t2"]
     assert driven.told("revoked") == ["t1"]
+    assert driven.last.via == "timer"
     expiry = driven.last.events[0]
     assert isinstance(expiry, events.LeaseExpired)
     assert (expiry.failures, expiry.absences, expiry.last_seen_at, expiry.final) == (1, 0, None, None)

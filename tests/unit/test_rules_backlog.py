@@ -33,6 +33,16 @@ def test_one_more_than_the_backlog_holds_is_refused(depth: int) -> None:
     driven.check()
 
 
+def test_a_smaller_backlog_drops_nobody_who_waits() -> None:
+    """A5: it bounds what comes."""
+    driven = Driven(default_limit=1)
+    for number in range(5):
+        driven.trigger(f"t{number}")
+    driven.configure(max_backlog_depth=1)
+    assert driven.waiting() == ["t1", "t2", "t3", "t4"]
+    assert code(driven.trigger("more")) == "agent_backlog_full"
+
+
 def test_the_default_backlog_is_a_thousand() -> None:
     """A5: also for the very trigger that creates the agent."""
     driven = Driven(verified=False)

@@ -248,6 +248,16 @@ def test_a_timer_on_which_the_rules_fail_parks_its_agent_and_no_other(
     driven.check()
 
 
+def test_an_endless_error_does_not_burst_the_decision_that_parks() -> None:
+    """G4, F1."""
+    driven = Driven()
+    driven.trigger("t1")
+    driven.partition.park("A", "é" * 2_000_000, driven.now)
+    driven.commit()
+    assert len(driven.values[-1]) < 4096
+    assert driven.agent().row.parked == "é" * 500
+
+
 def test_timers_that_came_while_parked_are_not_lost() -> None:
     """G4: a lease that ran out meanwhile ends the attempt once the agent is configured."""
     driven = Driven()

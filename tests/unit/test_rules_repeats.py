@@ -434,6 +434,20 @@ def test_too_many_ids_are_forgotten_early_the_oldest_of_all_agents_first(monkeyp
     driven.check()
 
 
+def test_early_forgetting_keeps_up_with_any_number_of_new_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F8: at most so many, also when more come between two looks at the timers than one step may forget."""
+    monkeypatch.setattr(limits, "REMEMBERED_IDS_MAX", 100)
+    driven = Driven()
+    for number in range(4):
+        with driven.held():
+            for other in range(200):
+                driven.stop("nobody", id=f"s{number}-{other}")
+        driven.partition.fire_timers(driven.now, 100)
+        driven.commit()
+        assert driven.partition.remembered <= 100
+    driven.check()
+
+
 def test_the_early_forgetting_stops_at_the_cap() -> None:
     """F8: nothing is forgotten early below the cap."""
     driven = Driven()

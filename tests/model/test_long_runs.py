@@ -1,0 +1,139 @@
+"""Long random lives of a few agents against the naive model: thousands of steps, so that rare states are reached."""
+
+import json
+import os
+import random
+from typing import Any
+
+import pytest
+
+from streams import CONTROLS, STATUSES, TRIGGERS
+from tests.driving import Json, at_seconds
+from tests.model.pair import Pair
+
+AGENTS = ("A", "A", "B")
+CHECKED_EVERY = 10
+
+
+class Life:
+    """One seed: what is sent and when is chosen at random, weighted so that queues grow and empty again."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.pair = Pair(self.pick(1, 2, 3, "unlimited"))
+        self.ids = 0
+
+    def step(self) -> None:
+        """One thing happens."""
+        what: Any = self.chance.choices(
+            [self.trigger, self.word, self.stop, self.control, self.again, self.time, self.outage, self.crash],
+            weights=[30, 40, 6, 10, 6, 14, 2, 1],
+        )[0]
+        what()
+
+    def pick(self, *values: Any) -> Any:
+        return self.chance.choice(values)
+
+    def new_id(self, prefix: str) -> str:
+        self.ids += 1
+        return f"{prefix}{self.ids}"
+
+    def seconds(self, *offsets: float) -> str:
+        return at_seconds(self.pair.seconds + self.pick(*offsets) + self.chance.randrange(5) / 1_000_000)
+
+    def trigger(self) -> None:
+        agent = self.pick(*AGENTS)
+        value: Json = {"type": "trigger", "v": 1, "id": self.new_id("t"), "agent_id": agent, "timeout_seconds": 200}
+        value["conversation_id"] = f"c{self.chance.randrange(8)}"
+        if self.chance.random() < 0.4:
+            value |= {"kind": "chat", "interactive": True, "on_busy": self.pick("queue", "queue", "queue", "ask")}
+        for name, share in (("created_at", 0.5), ("available_at", 0.2)):
+            if self.chance.random() < share:
+                value[name] = self.seconds(-400, -100, -1, 0, 5, 60)
+        if self.chance.random() < 0.15:
+            value["expires_at"] = self.seconds(-1, 3, 30, 300)
+        if self.chance.random() < 0.3:
+            value["heartbeat_seconds"] = self.pick(10, 60)
+        if self.chance.random() < 0.3:
+            value["max_attempts"] = self.pick(1, 2, 5)
+        self.pair.send(TRIGGERS.name, value, self.pick("kafka", "kafka", "http"))
+
+    def word(self) -> None:
+        agent = self.pick(*AGENTS)
+        model = self.pair.model(agent)
+        running = model.running()
+        executions = self.pair.executions(agent)
+        if running and self.chance.random() < 0.85:
+            work = self.pick(*running)
+            execution, conversation = work.execution, work.conversation
+        elif executions:
+            execution, conversation = self.pick(*executions), f"c{self.chance.randrange(8)}"
+        else:
+            return
+        status = self.pick("running", "heartbeat", "paused", "finished", "finished", "finished", "failed", "stopped")
+        value = {"type": "status", "v": 1, "agent_id": agent, "conversation_id": conversation, "status": status}
+        if self.chance.random() < 0.1:
+            value["at"] = self.seconds(-10, 0, 1)
+        else:
+            value["execution_id"] = execution
+        self.pair.send(STATUSES.name, value)
+
+    def live(self, agent: str) -> str:
+        live = self.pair.model(agent).live
+        if live and self.chance.random() < 0.8:
+            return str(self.pick(*live).id)
+        return f"t{self.chance.randrange(self.ids + 1)}"
+
+    def stop(self) -> None:
+        agent = self.pick(*AGENTS)
+        value = {"type": "stop", "v": 1, "id": self.new_id("s"), "agent_id": agent}
+        if self.chance.random() < 0.7:
+            value["trigger_id"] = self.live(agent)
+        else:
+            value["conversation_id"] = f"c{self.chance.randrange(8)}"
+        self.pair.send(TRIGGERS.name, value)
+
+    def control(self) -> None:
+        agent = self.pick(*AGENTS)
+        name = self.chance.choices(
+            ["configure", "pause", "resume", "archive", "reschedule", "resume_trigger"], weights=[8, 3, 6, 1, 4, 8]
+        )[0]
+        value: Json = {"type": name, "v": 1, "id": self.new_id("k"), "agent_id": agent, "requested_by": "u"}
+        if name == "configure":
+            value["parallelism_limit"] = self.pick(1, 1, 2, 3, 5, "unlimited", None)
+            if self.chance.random() < 0.2:
+                value["max_backlog_depth"] = self.pick(0, 2, 20, None)
+        if name in ("reschedule", "resume_trigger"):
+            value["trigger_id"] = self.live(agent)
+        if name == "reschedule":
+            value["available_at"] = self.seconds(-400, -5, 0, 20, 100)
+        self.pair.send(CONTROLS.name, value)
+
+    def again(self) -> None:
+        if self.pair.driven.input:
+            record = self.pick(*self.pair.driven.input[-300:])
+            self.pair.send(record.topic, json.loads(record.value or b""), "http" if record.headers else "kafka")
+
+    def time(self) -> None:
+        self.pair.advance(self.pick(0.000001, 0.3, 1, 5, 20, 61, 301))
+
+    def outage(self) -> None:
+        self.pair.skip(self.pick(5, 70, 600))
+
+    def crash(self) -> None:
+        self.pair.crash()
+
+
+@pytest.mark.parametrize("life", range(int(os.environ.get("BERTH_MODEL_LIVES", "4"))))
+def test_a_long_life_is_decided_as_the_naive_model_says(life: int, seed: int) -> None:
+    """I1, I4-I8: 800 steps a life, compared as they come; BERTH_MODEL_LIVES chooses how many lives."""
+    number = seed * 1000 + life
+    print(f"life {number}")  # noqa: T201 - shown when it fails
+    lived = Life(number)
+    for step in range(800):
+        lived.step()
+        if step % CHECKED_EVERY == 0:
+            lived.pair.compare()
+    lived.pair.advance(100 * 86_400)
+    lived.pair.compare()
+    assert len(lived.pair.driven.decisions) > 500
