@@ -21,8 +21,9 @@ from streams import DEAD_LETTERS, DECISIONS, DISPATCHES, TEXTS, codec
 from streams.codec import Output, Record
 from streams.rules import events, limits
 from streams.rules.agent.decide import decide
-from streams.rules.agent.state import TIMER_RANK, Agent, Deadline, RowRef, Watcher
+from streams.rules.agent.state import Agent, RowRef, Watcher
 from streams.rules.agent.step import RunnerOutput, Step, Via
+from streams.rules.agent.timers import TIMER_RANK, Deadline
 from streams.rules.commands import AgentCommand
 from streams.rules.messages import (
     Configure,

@@ -4,6 +4,7 @@ from typing import Any
 
 from streams.codec import Headers
 from streams.rules import events
+from streams.rules.agent.timers import lease_deadline
 from tests.driving import T0, Driven, Json
 from tests.model.naive import SECOND, NaiveAgent, Verdict
 
@@ -162,7 +163,7 @@ def real_state(driven: Driven, agent_id: str) -> dict[str, Any]:
         "flags": (agent.row.paused, agent.row.archived),
         "live": live,
         "slots": {id: row.slot_number for id, row in agent.triggers.items() if row.state == "running"},
-        "leases": {id: agent.lease_deadline(row) for id, row in agent.triggers.items() if row.state == "running"},
+        "leases": {id: lease_deadline(row, agent.silence_from) for id, row in agent.triggers.items() if row.state == "running"},
         "grace": {id: row.grace_until for id, row in agent.triggers.items() if row.grace_until},
         "waiting": [key.id.decode() for key in agent.waiting],
         "lines": {id: [trigger for _, trigger in line.placed] for id, line in agent.lines.items() if line.placed},

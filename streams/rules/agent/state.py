@@ -37,7 +37,7 @@ from streams.rules.agent.rows import (
     WatchRow,
     is_serial,
 )
-from streams.rules.messages import TimerKind
+from streams.rules.agent.timers import Deadline, deadlines_of
 from streams.rules.order import SECOND, OrderKey
 
 DIGEST_DIGITS: Final = 32
@@ -65,27 +65,6 @@ class RowRef(NamedTuple):
     id: str = ""
     remembered: RememberedKind | None = None
     watcher: "Watcher | None" = None
-
-
-class Deadline(NamedTuple):
-    """When something of a trigger is due. ``rank``: leases, grace, retries, the rest (F9)."""
-
-    at: int
-    rank: int
-    trigger_id: str
-    kind: TimerKind
-
-
-TIMER_RANK: Final[dict[TimerKind, int]] = {
-    "lease": 0,
-    "grace": 1,
-    "retry": 2,
-    "answer": 3,
-    "reservation": 3,
-    "available": 3,
-    "expiry": 3,
-    "forget": 3,
-}
 
 
 @dataclass(slots=True)
@@ -248,17 +227,6 @@ class Agent:
         """The lowest free slot number, from 1."""
         return self.free_slots[0] if self.free_slots else self.highest_slot + 1
 
-    def lease_deadline(self, row: TriggerRow) -> int:
-        """When the attempt counts as lost unless there is a sign of life (F6)."""
-        assert row.lease_until is not None and row.dispatched_at is not None
-        if row.heartbeat_seconds is None:
-            return row.lease_until
-        heard_at = max(row.last_seen_at or row.dispatched_at, self.silence_from or 0)
-        silent_at = heard_at + row.heartbeat_seconds * SECOND
-        if row.lease_until > row.dispatched_at + (row.timeout_seconds + limits.LEASE_GRACE_SECONDS) * SECOND:
-            return silent_at  # it lives by signs of life alone, whose deadline starts anew at take-over
-        return min(row.lease_until, silent_at)
-
     def is_due(self, deadline: Deadline) -> bool:
         """Whether this deadline still holds: a timer is never taken back, it is looked at when it comes."""
         if deadline.kind == "forget":
@@ -276,22 +244,7 @@ class Agent:
         return min(times, default=None)
 
     def deadlines_of(self, row: TriggerRow) -> list[Deadline]:
-        found: list[tuple[int, TimerKind]] = []
-        if row.state == "running":
-            found.append((self.lease_deadline(row), "lease"))
-            if row.grace_until is not None:
-                found.append((row.grace_until, "grace"))
-        elif row.state == "waiting":
-            if not (row.place is None and row.is_blocked):
-                found.append((row.available_at, "available" if row.place is None else "retry"))
-            if row.is_urgent and row.decide_before is not None:
-                found.append((row.decide_before, "answer"))
-            if row.claim_state == "asking":
-                assert row.asked_at is not None
-                found.append((row.asked_at + limits.CLAIM_RESERVED_SECONDS * SECOND, "reservation"))
-            if row.expires_at is not None:
-                found.append((row.expires_at, "expiry"))
-        return [Deadline(at, TIMER_RANK[kind], row.trigger_id, kind) for at, kind in found]
+        return deadlines_of(row, self.silence_from)
 
     # Loading rows
 
