@@ -1,7 +1,7 @@
 """The projector: reads the log and keeps the tables up with it, in one process.
 
 It reads ahead while a batch is applied in a thread, so batches grow with what waits: one decision when little happens,
-thousands while it catches up. How it ends, as an exit code for the supervisor:
+and at once; thousands while it catches up. How it ends, as an exit code for the supervisor:
 
 ====  =====================================================================================================
 0     asked to (SIGTERM, SIGINT)
@@ -42,6 +42,8 @@ EXIT_ERROR: Final = 70
 EXIT_SETUP: Final = 78
 
 BATCH_RECORDS_MAX: Final = 4_000
+BATCH_APART_SECONDS: Final = 0.05
+"""Batches begin at least so far apart: a transaction costs as much as fifty decisions, whatever it holds."""
 IDLE_WAIT_SECONDS: Final = 0.5
 SNAPSHOT_PAUSE_SECONDS_MAX: Final = 1.0
 """While batches are large, an agent's snapshot is made this often; else between any two."""
@@ -199,9 +201,12 @@ class Projector:
                 log.info("projector_follows", behind_records=await reader.remaining(await reader.ends()))
                 while True:
                     batch = await reader.take(BATCH_RECORDS_MAX, 0.0 if self._snapshots_due else IDLE_WAIT_SECONDS)
+                    next_at_seconds = time.monotonic() + BATCH_APART_SECONDS
                     if batch is not None:
                         await self._apply(reader, batch)
                     await self._between_batches(len(batch.records) if batch else 0)
+                    if batch is not None:
+                        await asyncio.sleep(max(0.0, next_at_seconds - time.monotonic()))
             finally:
                 self._log = None
 

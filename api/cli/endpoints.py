@@ -31,6 +31,11 @@ def published(settings: Settings, **entries: str) -> Iterator[None]:
         _withdraw(path, entries)
 
 
+def listed(settings: Settings) -> dict[str, str]:
+    """What is in the file now; empty when there is none."""
+    return _read(settings.data_directory / ENDPOINTS_FILE_NAME)
+
+
 def _withdraw(path: Path, entries: Mapping[str, str]) -> None:
     """Remove the entries, apart from those that another program has replaced meanwhile."""
     present = _read(path)

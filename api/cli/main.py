@@ -1,10 +1,15 @@
 """``berth``: one command with a module for each subcommand; this file only lists them and prints failures.
 
-A subcommand is a function with typer's annotations; add it with one line below. It raises ``CommandFailed`` (or lets
+A subcommand is a function with typer's annotations; add its name below. It raises ``CommandFailed`` (or lets
 ``SettingsRefused`` and Kafka's connection errors pass), and never prints a traceback for what a user can meet.
+
+Only the module of the command that is run is imported: ``berth run`` starts five of them, and importing all of the
+others would cost each a second of a core.
 """
 
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, Final
 
 import typer
@@ -13,7 +18,6 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from api.cli import api, bench, demo, doctor, projections, projector, run, runner, topics, up, verify, worker
 from api.cli.command_failed import CommandFailed
 from streams.settings import SettingsRefused
 
@@ -49,23 +53,41 @@ def say_failure(failed: CommandFailed) -> None:
     Console(stderr=True).print(Panel(text, title="berth could not go on", border_style="red", title_align="left"))
 
 
-app = Berth(
-    name="berth",
-    help="Berth decides which AI-agent runs may start: limits per agent with a durable queue, on Kafka.\n\n"
-    "Begin with: berth run",
-    no_args_is_help=True,
-    pretty_exceptions_show_locals=False,
-    rich_markup_mode=None,
+COMMANDS: Final = (
+    "run",
+    "up",
+    "worker",
+    "projector",
+    "api",
+    "runner",
+    "demo",
+    "topics",
+    "projections",
+    "doctor",
+    "bench",
+    "verify",
 )
-app.command("run")(run.run)
-app.command("up")(up.up)
-app.command("worker")(worker.worker)
-app.command("projector")(projector.projector)
-app.command("api")(api.api)
-app.command("runner")(runner.runner)
-app.command("demo")(demo.demo)
-app.add_typer(topics.app, name="topics")
-app.add_typer(projections.app, name="projections")
-app.command("doctor")(doctor.doctor)
-app.command("bench")(bench.bench)
-app.command("verify")(verify.verify)
+"""In the order of ``--help``. Each is a module here, with a function of its name or an ``app`` of subcommands."""
+
+
+def _application(words: Sequence[str]) -> Berth:
+    """``berth`` with the command that these words begin with, or with all of them."""
+    application = Berth(name="berth", no_args_is_help=True, pretty_exceptions_show_locals=False, rich_markup_mode=None)
+    application.callback()(_berth)
+    for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
+        module = import_module(f"api.cli.{name}")
+        if hasattr(module, "app"):
+            application.add_typer(module.app, name=name)
+        else:
+            application.command(name)(getattr(module, name))
+    return application
+
+
+def _berth() -> None:
+    """Berth decides which AI-agent runs may start: limits per agent with a durable queue, on Kafka.
+
+    Begin with: berth run
+    """
+
+
+app = _application(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""``berth run``: everything on this machine with one command: Kafka, topics, worker, runner, and load to look at.
+"""``berth run``: everything on this machine with one command: servers, worker, API, runner, and load to look at.
 
 Each part is a child process (``children.py``) that is started again when it fails, so that killing one shows what Berth
 promises. The demo prints JSON into a pipe, and this process, which alone writes to the terminal, shows it as one line.
@@ -22,6 +22,7 @@ from rich.live import Live
 from rich.text import Text
 
 from api.cli.children import ChildProcess
+from api.cli.endpoints import listed
 from api.cli.up import INTERRUPTED_EXIT_CODE, Services, end_on_sigterm, services
 from api.load.progress import in_words
 from streams.rules.limits import PARALLELISM_LIMIT_MAX
@@ -47,7 +48,7 @@ def run(
     deaths: Annotated[float, typer.Option(min=0, max=1, help="Share of attempts whose runner falls silent.")] = 0.0,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Stream workers; they share the partitions.")] = 1,
 ) -> None:
-    """Start Kafka, a worker, a runner and some load, show what happens, and stop everything on Ctrl-C.
+    """Start Kafka, PostgreSQL, all of Berth and some load, show what happens, and stop everything on Ctrl-C.
 
     The data is kept in .berth and the next start goes on with it. A part that dies is started again: kill one and look.
     """
@@ -60,6 +61,7 @@ def run(
         with services(settings, console) as servers:
             family = _Family(settings.data_directory / "logs", workers)
             family.add("projector", "projector")
+            family.add("api", "api")
             family.add("runner", "runner", "--failures", str(failures), "--deaths", str(deaths),
                        "--end-seconds", str(RUNNER_END_SECONDS))  # fmt: skip
             if rate > 0 or trace is not None:
@@ -122,7 +124,7 @@ class _Family:
 
 def _look_after(family: _Family, servers: Services, settings: Settings, console: Console) -> None:
     """Show how it goes until somebody interrupts; raise what can't be helped."""
-    began_at, has_dispatched, told_at = psutil.Process().create_time(), False, 0.0
+    began_at, has_dispatched, told_at, page = psutil.Process().create_time(), False, 0.0, None
     live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else nullcontext()
     never = threading.Event()
     with live as shown:
@@ -134,6 +136,8 @@ def _look_after(family: _Family, servers: Services, settings: Settings, console:
                 happened = child.watch()
                 if happened is not None:
                     console.print(happened, style="yellow", highlight=False, soft_wrap=True)
+            if page is None and (page := listed(settings).get("api")) is not None:
+                console.print(f"page    {page}/", highlight=False, style="bold")
             if family.told.get("started") and not has_dispatched:
                 has_dispatched = True
                 console.print(f"first dispatch {time.time() - began_at:.1f} s after the start", highlight=False)

@@ -6,6 +6,7 @@ and a request that needs it is answered 503. Nobody is asked who they are, so it
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from importlib import resources
@@ -86,8 +87,13 @@ async def _logged(name: str, work: Coroutine[None, None, None]) -> None:
     """A part that ends by itself has a bug: the service is unhealthy from then on, and its supervisor's affair."""
     try:
         await work
-    except Exception:
-        log.exception("part_failed", part=name)
+    except BaseException as error:
+        log.log(
+            logging.INFO if isinstance(error, asyncio.CancelledError) else logging.ERROR,
+            "part_ended",
+            part=name,
+            exc_info=None if isinstance(error, asyncio.CancelledError) else error,
+        )
         raise
 
 

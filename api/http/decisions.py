@@ -2,7 +2,7 @@
 
 The API decides nothing. ``Log.write`` puts a command on its topic with an idempotent producer and waits for the
 decision that settles it. One reader per process follows the whole log of decisions (read_committed, without a group,
-from where it ended when the process started) and looks only at the ``settles`` headers; a decision is decoded when
+from where it ended when the process began) and looks only at the ``settles`` headers; a decision is decoded when
 somebody waits for one of its ids. Every instance of the API has its own reader, so it doesn't matter which one a
 client asks.
 
@@ -40,6 +40,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPa
 from aiokafka.errors import KafkaError
 from pydantic import TypeAdapter
 
+from api.http.patience import result_of, stop, within
 from api.http.positions import LogPosition
 from streams import CONTROLS, DECISIONS, TRIGGERS, Topic
 from streams.codec import VIA_HEADER, partition_of
@@ -143,6 +144,9 @@ class Log:
         self._waiters: defaultdict[str, set[_Waiter]] = defaultdict(set)
         self._answers: OrderedDict[tuple[str, int], Answer] = OrderedDict()
         self._next_offsets: dict[int, int] = {}
+        """Behind the newest decision that was read, by partition."""
+        self._read_to: dict[TopicPartition, int] = {}
+        """Where reading goes on: a new connection must not pass over what was decided in between."""
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -158,8 +162,8 @@ class Log:
             # Decided is as good as acknowledged: with the same content it doesn't matter whose record it was.
             wait_seconds = DECIDE_SECONDS if command.decide_before is None else ANSWER_SECONDS_MAX
             await _first_of(waiter.answer, acknowledged, arrived_seconds + ANSWER_SECONDS_MAX)
-            if acknowledged.done() and acknowledged.exception() is not None:
-                await self._send_failed(command, acknowledged)
+            if acknowledged.done() and not waiter.answer.done():
+                self._check_acknowledged(command, acknowledged)
             await _first_of(waiter.answer, None, arrived_seconds + wait_seconds)
             if waiter.answer.done():
                 return waiter.answer.result()
@@ -195,13 +199,13 @@ class Log:
         )
         await asyncio.shield(acknowledgement)  # one caller's impatience must not cancel what others wait for
 
-    async def _send_failed(self, command: Outgoing, send: "asyncio.Task[None]") -> None:
-        error = send.exception()
-        if not isinstance(error, KafkaError):
-            raise error or asyncio.CancelledError
-        log.warning("record_not_acknowledged", topic=command.topic.name, kind=command.kind, error=repr(error))
-        self._broken.set()
-        raise LogUnavailable(acknowledged=False) from error
+    def _check_acknowledged(self, command: Outgoing, send: "asyncio.Task[None]") -> None:
+        try:
+            result_of(send)
+        except KafkaError as error:
+            log.warning("record_not_acknowledged", topic=command.topic.name, kind=command.kind, error=repr(error))
+            self._broken.set()
+            raise LogUnavailable(acknowledged=False) from error
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -222,7 +226,7 @@ class Log:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[AIOKafkaConsumer]:
-        """A producer, and a consumer that stands at the end of the log: what is written from now on is seen."""
+        """A producer, and a consumer that sees every decision from now on, and those since the last connection."""
         producer = AIOKafkaProducer(
             bootstrap_servers=self._bootstrap,
             enable_idempotence=True,
@@ -239,14 +243,7 @@ class Log:
             retry_backoff_ms=50,
         )
         try:
-            async with asyncio.timeout(CONNECT_SECONDS_MAX):
-                await consumer.start()
-                targets = [TopicPartition(DECISIONS.name, number) for number in range(self._partitions)]
-                consumer.assign(targets)
-                await consumer.seek_to_end()
-                for target in targets:
-                    await consumer.position(target)  # seek_to_end is only done when this is known
-                await producer.start()
+            await within(CONNECT_SECONDS_MAX, self._connect(producer, consumer))
             self._producer = producer
             self._broken.clear()
             self._connected.set()
@@ -255,7 +252,18 @@ class Log:
             self._connected.clear()
             self._producer = None
             for client in (consumer, producer):
-                await _stop(client)
+                await stop(client)
+
+    async def _connect(self, producer: AIOKafkaProducer, consumer: AIOKafkaConsumer) -> None:
+        await consumer.start()
+        targets = [TopicPartition(DECISIONS.name, number) for number in range(self._partitions)]
+        consumer.assign(targets)
+        for target, offset in self._read_to.items():
+            consumer.seek(target, offset)
+        if not self._read_to:
+            await consumer.seek_to_end()
+            self._read_to = {target: await consumer.position(target) for target in targets}
+        await producer.start()
 
     async def _follow(self, consumer: AIOKafkaConsumer) -> None:
         broken = asyncio.create_task(self._broken.wait())
@@ -267,9 +275,10 @@ class Log:
                     fetch.cancel()
                     await asyncio.gather(fetch, return_exceptions=True)
                     continue
-                for records in fetch.result().values():
+                for target, records in result_of(fetch).items():
                     for record in records:
                         self._take(record)
+                        self._read_to[target] = record.offset + 1
         finally:
             broken.cancel()
 
@@ -323,11 +332,3 @@ async def _first_of(answer: "asyncio.Future[Answer]", task: "asyncio.Task[None] 
     waited: set[asyncio.Future[Any]] = {answer} if task is None else {answer, task}
     timeout = max(0.0, until_seconds - asyncio.get_running_loop().time())
     await asyncio.wait(waited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-
-
-async def _stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
-    try:
-        async with asyncio.timeout(2):
-            await client.stop()
-    except (KafkaError, TimeoutError, OSError) as error:
-        log.debug("client_not_stopped", error=repr(error))

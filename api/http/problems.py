@@ -138,7 +138,7 @@ def _of_log(error: LogUnavailable) -> Problem:
     if error.acknowledged:
         detail = (
             "Kafka has the request, but it was not decided in time: it will not take effect. Send it again; with the "
-            "same Idempotency-Key that is safe in every case."
+            "Idempotency-Key of this request that is safe in every case."
         )
     else:
         detail = (

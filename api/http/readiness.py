@@ -18,6 +18,7 @@ from aiokafka.errors import KafkaError
 from pydantic_core import from_json
 
 from api.http.database import Database
+from api.http.patience import stop, within
 from streams import DECISIONS, WORKERS
 
 PROBE_SECONDS: Final = 1.0
@@ -30,6 +31,7 @@ WORKER_FORGOTTEN_SECONDS: Final = 600.0
 MARKER_RECORDS: Final = 1
 """The end of the log lies behind the marker of the last transaction, which is nothing to apply."""
 CONNECT_SECONDS_MAX: Final = 10.0
+KAFKA_AWAY: Final = (KafkaError, TimeoutError, OSError)
 
 log = structlog.get_logger()
 
@@ -71,11 +73,16 @@ class Readiness:
                 consumer = await self._consumer()
                 try:
                     await self._probe(consumer)
+                except KAFKA_AWAY as error:
+                    self._away(error)
                 finally:
-                    await _stop(consumer)
-            except (KafkaError, TimeoutError, OSError) as error:
-                self._kafka_error = f"{type(error).__name__}: {error}".rstrip(": ")
+                    await stop(consumer)
+            except KAFKA_AWAY as error:
+                self._away(error)
             await asyncio.sleep(PROBE_SECONDS)
+
+    def _away(self, error: BaseException) -> None:
+        self._kafka_error = f"{type(error).__name__}: {error}"
 
     async def _consumer(self) -> AIOKafkaConsumer:
         consumer = AIOKafkaConsumer(
@@ -86,10 +93,9 @@ class Readiness:
             request_timeout_ms=int(ASK_SECONDS_MAX * 1000),
         )
         try:
-            async with asyncio.timeout(CONNECT_SECONDS_MAX):
-                await consumer.start()
+            await within(CONNECT_SECONDS_MAX, consumer.start())
         except BaseException:
-            await _stop(consumer)
+            await stop(consumer)
             raise
         consumer.assign([TopicPartition(WORKERS.name, number) for number in range(self.partitions)])
         return consumer
@@ -97,15 +103,15 @@ class Readiness:
     async def _probe(self, consumer: AIOKafkaConsumer) -> None:
         logs = [TopicPartition(DECISIONS.name, number) for number in range(self.partitions)]
         while True:
-            async with asyncio.timeout(ASK_SECONDS_MAX):
-                ends = await consumer.end_offsets(logs)
+            ends = await within(ASK_SECONDS_MAX, consumer.end_offsets(logs))
             self._kafka_answered_at_seconds = _now()
             self._kafka_error = None
             self._ends = {target.partition: end for target, end in ends.items()}
             self._compare()
             until = _now() + PROBE_SECONDS
             while (wait := until - _now()) > 0:
-                for records in (await consumer.getmany(timeout_ms=max(1, int(wait * 1000)))).values():
+                fetch = consumer.getmany(timeout_ms=max(1, int(wait * 1000)))
+                for records in (await within(wait + ASK_SECONDS_MAX, fetch)).values():
                     for record in records:
                         self._hear(record.key, record.value)
 
@@ -223,11 +229,3 @@ def _ago(at_seconds: float | None) -> float | None:
 
 def _age_seconds(instant: str) -> float:
     return time.time() - datetime.fromisoformat(instant).timestamp()
-
-
-async def _stop(consumer: AIOKafkaConsumer) -> None:
-    try:
-        async with asyncio.timeout(2):
-            await consumer.stop()
-    except (KafkaError, TimeoutError, OSError) as error:
-        log.debug("client_not_stopped", error=repr(error))

@@ -15,14 +15,18 @@ would cost a tenth of a second. It logs each as a warning: ``QuietRetries`` drop
 
 import asyncio
 import logging
-from itertools import zip_longest
+from collections.abc import Mapping, Sequence
+from itertools import chain, zip_longest
 from typing import Final
 
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import MessageSizeTooLargeError, NotEnoughReplicasError
+from aiokafka.errors import KafkaError, NotEnoughReplicasError, ProducerFenced
 from aiokafka.producer.message_accumulator import BatchBuilder
 
-from streams import APPLICATION_ID, CHANGELOG
+from streams import APPLICATION_ID, CHANGELOG, TOPICS
+from streams.codec import Output
+from streams.kafka import edge
+from streams.kafka.topics import wanted_configs
 from streams.partition import Changes
 
 TRANSACTION_TIMEOUT_SECONDS: Final = 10
@@ -30,7 +34,12 @@ TRANSACTION_TIMEOUT_SECONDS: Final = 10
 COMMIT_SECONDS_MAX: Final = 15.0
 FENCE_SECONDS_MAX: Final = 5.0
 """Fencing happens while the group waits for this worker, so it must end before the session does."""
+FENCE_RETRY_SECONDS: Final = 0.1
 BATCH_BYTES_MAX: Final = 512 * 1024
+RECORD_BYTES: Final = {topic.name: int(wanted_configs(topic)["max.message.bytes"]) for topic in TOPICS}
+"""What each topic takes."""
+BATCH_ROOM_BYTES: Final = 1024
+"""What Kafka itself adds to a record that is alone in its batch."""
 CLOSE_SECONDS_MAX: Final = 2.0
 
 
@@ -51,14 +60,32 @@ class QuietRetries(logging.Filter):
 logging.getLogger("aiokafka.producer.sender").addFilter(QuietRetries())
 
 
+class RecordTooLarge(Exception):  # noqa: N818 - it reads as what it is
+    """The rules made a record that no topic takes; found before anything was sent."""
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether the error says that Kafka was away, not that something is wrong.
+
+    A bare KafkaError is how aiokafka says that its sending task has ended, whatever the reason.
+    """
+    return isinstance(error, TimeoutError) or (
+        isinstance(error, KafkaError) and (error.retriable or type(error) is KafkaError)
+    )
+
+
 class Writer:
     """The transactional producer ``berth-{number}``. Use: ``fence`` once, ``commit`` one after the other, ``close``."""
 
     def __init__(self, number: int, bootstrap: str) -> None:
         self.number = number
-        self._producer = AIOKafkaProducer(
-            bootstrap_servers=bootstrap,
-            transactional_id=f"{APPLICATION_ID}-{number}",
+        self._bootstrap = bootstrap
+        self._producer = self._new_producer()
+
+    def _new_producer(self) -> AIOKafkaProducer:
+        return AIOKafkaProducer(
+            bootstrap_servers=self._bootstrap,
+            transactional_id=f"{APPLICATION_ID}-{self.number}",
             transaction_timeout_ms=TRANSACTION_TIMEOUT_SECONDS * 1000,
             retry_backoff_ms=5,
             linger_ms=0,
@@ -71,26 +98,43 @@ class Writer:
         Raises KafkaError, or TimeoutError after FENCE_SECONDS_MAX.
         """
         async with asyncio.timeout(FENCE_SECONDS_MAX):
-            await self._producer.start()
+            while True:
+                try:
+                    return await self._producer.start()  # type: ignore[no-any-return]
+                except KafkaError as error:
+                    if not is_outage(error):
+                        raise
+                    await self._producer.stop()
+                    await asyncio.sleep(FENCE_RETRY_SECONDS)
+                    self._producer = self._new_producer()
 
     async def commit(self, changes: Changes, now_us: int) -> None:
         """Write ``changes`` in one transaction; when this returns, all of it is visible and durable.
 
-        Raises KafkaError (ProducerFenced: another owner has taken over) or TimeoutError after COMMIT_SECONDS_MAX. Then
-        it isn't known whether the transaction was committed, and this writer must not be used again.
+        Raises RecordTooLarge before anything is sent; else KafkaError (ProducerFenced: another owner has taken over) or
+        TimeoutError. Then it isn't known whether the transaction was committed, and this writer is of no more use.
         """
         batches = self._pack(changes, now_us // 1000)
-        async with asyncio.timeout(COMMIT_SECONDS_MAX):
-            await self._producer.begin_transaction()
-            acknowledgements = []
-            for wave in zip_longest(*batches.values()):
-                for target, batch in zip(batches, wave, strict=True):
-                    if batch is not None:
-                        acknowledgements.append(
-                            await self._producer.send_batch(batch, target.topic, partition=target.partition)
-                        )
-            await asyncio.gather(*acknowledgements)
-            await self._producer.commit_transaction()
+        began = edge.monotonic_seconds()
+        try:
+            async with asyncio.timeout(COMMIT_SECONDS_MAX):
+                await self._send(batches)
+        except ProducerFenced as error:
+            if edge.monotonic_seconds() - began > TRANSACTION_TIMEOUT_SECONDS - 1:
+                raise TimeoutError("the broker has ended the transaction, which took too long") from error
+            raise
+
+    async def _send(self, batches: Mapping[TopicPartition, Sequence[BatchBuilder]]) -> None:
+        await self._producer.begin_transaction()
+        acknowledgements = []
+        for wave in zip_longest(*batches.values()):
+            for target, batch in zip(batches, wave, strict=True):
+                if batch is not None:
+                    acknowledgements.append(
+                        await self._producer.send_batch(batch, target.topic, partition=target.partition)
+                    )
+        await asyncio.gather(*acknowledgements)
+        await self._producer.commit_transaction()
 
     async def close(self) -> None:
         """Give the connections back. The transaction under way, if any, is left to the next owner's fencing."""
@@ -103,31 +147,18 @@ class Writer:
     def _pack(self, changes: Changes, timestamp_ms: int) -> dict[TopicPartition, list[BatchBuilder]]:
         """Batches per topic and partition, in order."""
         batches: dict[TopicPartition, list[BatchBuilder]] = {}
-        for output in changes.outputs:
+        rows = (Output(CHANGELOG.name, key, value) for key, value in changes.rows.items())
+        for output in chain(changes.outputs, rows):
+            size = len(output.key or b"") + len(output.value or b"")
+            size += sum(len(name) + len(content) for name, content in output.headers)
+            if size > RECORD_BYTES[output.topic] - BATCH_ROOM_BYTES:
+                raise RecordTooLarge(f"a record of {size} bytes was made for {output.topic}")
             number = self.number if output.partition is None else output.partition
-            self._append(
-                batches.setdefault(TopicPartition(output.topic, number), []),
-                timestamp_ms,
-                output.key,
-                output.value,
-                output.headers,
-            )
-        rows = batches.setdefault(TopicPartition(CHANGELOG.name, self.number), [])
-        for key, value in changes.rows.items():
-            self._append(rows, timestamp_ms, key, value, ())
-        return {target: builders for target, builders in batches.items() if builders}
+            self._append(batches.setdefault(TopicPartition(output.topic, number), []), timestamp_ms, output)
+        return batches
 
-    def _append(
-        self,
-        builders: list[BatchBuilder],
-        timestamp_ms: int,
-        key: bytes | None,
-        value: bytes | None,
-        headers: tuple[tuple[str, bytes], ...],
-    ) -> None:
-        fields = {"timestamp": timestamp_ms, "key": key, "value": value, "headers": list(headers)}
-        if builders and builders[-1].append(**fields) is not None:
-            return
-        builders.append(self._producer.create_batch())
-        if builders[-1].append(**fields) is None:
-            raise MessageSizeTooLargeError(f"a record of {len(value or b'')} bytes does not fit into a batch")
+    def _append(self, batches: list[BatchBuilder], timestamp_ms: int, output: Output) -> None:
+        fields = {"timestamp": timestamp_ms, "key": output.key, "value": output.value, "headers": list(output.headers)}
+        if not batches or batches[-1].append(**fields) is None:
+            batches.append(self._producer.create_batch())
+            batches[-1].append(**fields)  # the first record of a batch always fits

@@ -89,8 +89,8 @@ class Intake:
             auto_offset_reset="none",
             fetch_max_wait_ms=FETCH_WAIT_MILLISECONDS,
         )
-        await consumer.start()
         try:
+            await consumer.start()
             partitions = {topic: TopicPartition(topic, self.number) for topic in self._read}
             consumer.assign(list(partitions.values()))
             for topic, partition in partitions.items():

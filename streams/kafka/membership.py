@@ -10,16 +10,21 @@ A partition is only *kept* when this worker also took part in the generation jus
 out of the group for a while (frozen, cut off) or missed an assignment; somebody else may have owned the partition in
 between, and what is in memory may be old. Then everything is taken over afresh: fenced and restored.
 
+When Kafka was away, a partition's writer may be of no more use, and what became of its last transaction isn't known.
+Such a partition is *broken*: the group is asked to give out its partitions anew, and in that assignment it is fenced
+and restored like a new one. Fencing anywhere else could throw out an owner that has taken over meanwhile.
+
 ``halt`` ends the process for every reason but a signal: it clears ``stable`` for good, so that no transaction begins
 any more, and tells the worker why.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import structlog
 
 from streams.kafka import edge
+from streams.kafka.commit import is_outage
 from streams.kafka.ownership import Ownership, Surroundings
 
 log = structlog.get_logger()
@@ -32,13 +37,16 @@ class AssignmentsDiffer(Exception):  # noqa: N818 - it reads as what it is
 class Membership:
     """The ownerships of one worker."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: Surroundings, rejoin: Callable[[], Awaitable[None]]) -> None:
         self.owned: dict[int, Ownership] = {}
         self.halted: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.has_assignment = False
         """Whether the group has given this worker its partitions, be it none, and not taken them away since."""
         self.unassigned_since_seconds = edge.monotonic_seconds()
         self._surroundings = surroundings
+        self._rejoin = rejoin
+        self._broken: set[int] = set()
+        """Partitions that broke and have committed nothing since."""
         self._generation: int | None = None
         self._tasks: dict[Ownership, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -63,7 +71,8 @@ class Membership:
         try:
             numbers = _same_numbers(numbers_by_topic)
             was_member = self._generation is not None and generation == self._generation + 1
-            kept = numbers & self.owned.keys() if was_member else set[int]()
+            sound = {number for number, ownership in self.owned.items() if not ownership.is_broken}
+            kept = numbers & sound if was_member else set[int]()
             lost = [self.owned.pop(number) for number in self.owned.keys() - kept]
             self._release(lost)
             new = [Ownership(number, self._surroundings) for number in sorted(numbers - kept)]
@@ -120,8 +129,16 @@ class Membership:
             await self._surroundings.stable.wait()
             if ownership.is_released:
                 log.info("lost_while_being_released", partition=ownership.number, error=repr(error))
-            else:
+                return
+            if ownership.has_committed:
+                self._broken.discard(ownership.number)
+            if not is_outage(error) or ownership.number in self._broken:
                 self.halt(error)
+                return
+            log.warning("to_be_taken_over_again", partition=ownership.number, error=repr(error))
+            self._broken.add(ownership.number)
+            ownership.is_broken = True
+            await self._rejoin()
 
 
 def _same_numbers(numbers_by_topic: Mapping[str, frozenset[int]]) -> frozenset[int]:

@@ -21,12 +21,13 @@ with one record or one timer a transaction, until it is past what failed. When a
 stands still, keeps its writer, shows where it stands, and goes on when ``skip_record`` has moved its position. When a
 timer fails all alone, its agent is parked. Nothing is ever skipped by itself.
 
-What stops the whole process is raised out of ``run``: any failure of a commit, an input that doesn't follow, rows or
-positions that can't be right. The next owner restores what was committed, and fencing keeps this one from writing.
+Everything else is raised out of ``run``: a commit that failed, an input that doesn't follow, rows or positions that
+can't be right, Kafka being away. The membership decides whether that ends the process or only this ownership. Whoever
+owns the partition next restores what was committed, and fencing keeps this one from writing.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypedDict
 
@@ -39,7 +40,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 from streams import CHANGELOG, INPUT_TOPICS, codec
 from streams.codec import Record
 from streams.kafka import edge
-from streams.kafka.commit import Writer
+from streams.kafka.commit import RecordTooLarge, Writer
 from streams.kafka.intake import Fetched, Intake
 from streams.kafka.restore import POLL_MILLISECONDS, MakePartition, Restored, load_rows, reading, restore
 from streams.partition import Changes, Partition, RuleFailure, dead_letter
@@ -111,6 +112,9 @@ class Ownership:
         self.stopped_at: StoppedAt | None = None
         self.last_progress_at_us = edge.now_us()
         self.is_released = False
+        self.is_broken = False
+        """Set by the membership when ``run`` ended because Kafka was away."""
+        self.has_committed = False
         self.intake: Intake | None = None
         self._surroundings = surroundings
         self._writer = Writer(number, surroundings.bootstrap)
@@ -135,11 +139,11 @@ class Ownership:
             try:
                 if to_park is not None:
                     attempt = to_park.agent_id, dict(restored.partition.positions)
-                    if parked == attempt:
+                    if to_park.agent_id is None or parked == attempt:
                         await self._stand_still(to_park)  # it is parked, nothing came, and it fails all the same
                         return
                     parked = attempt
-                    restored.partition.park(str(to_park.agent_id), str(to_park), edge.now_us())
+                    restored.partition.park(to_park.agent_id, str(to_park), edge.now_us())
                     to_park = None
                 await self._read_and_decide(restored)
             except RuleFailure as failure:
@@ -242,28 +246,28 @@ class Ownership:
 
     async def _group(self, partition: Partition, intake: Intake) -> None:
         """Decide what is there, bounded in records, bytes and time, and commit it."""
-        count = 0
+        handled: list[Record] = []
         began = edge.monotonic_seconds()
         while records := intake.take(SLICE_RECORDS, SLICE_BYTES_MAX):
             for record in records:
                 partition.handle(record, edge.now_us())
-            count += len(records)
-            if count >= GROUP_RECORDS_MAX or edge.monotonic_seconds() - began > GROUP_SECONDS_MAX:
+            handled += records
+            if len(handled) >= GROUP_RECORDS_MAX or edge.monotonic_seconds() - began > GROUP_SECONDS_MAX:
                 break
             await asyncio.sleep(0)
         if intake.has_caught_up():
             partition.fire_timers(edge.now_us(), TIMERS_MAX)
-        await self._commit(partition.take_changes(), count)
-        self._adapt_pause(count, intake.waiting_count)
+        await self._commit(partition.take_changes(), handled)
+        self._adapt_pause(len(handled), intake.waiting_count)
 
     async def _alone(self, partition: Partition, intake: Intake, suspect: RuleFailure) -> None:
         """Decide one record and then one timer, each in a transaction of its own, until past what failed."""
         for record in intake.take(1, SLICE_BYTES_MAX):
             partition.handle(record, edge.now_us())
-            await self._commit(partition.take_changes(), 1)
+            await self._commit(partition.take_changes(), [record])
         if intake.has_caught_up():
             partition.fire_timers(edge.now_us(), 1)
-        await self._commit(partition.take_changes(), 0)
+        await self._commit(partition.take_changes(), [])
         if suspect.record is not None:
             is_past = partition.positions[suspect.record.topic] > suspect.record.offset
         else:
@@ -272,7 +276,7 @@ class Ownership:
         if is_past:
             self._suspect = None
 
-    async def _commit(self, changes: Changes | None, handled_count: int) -> None:
+    async def _commit(self, changes: Changes | None, handled: Sequence[Record]) -> None:
         if changes is None:
             return
         await self._surroundings.stable.wait()
@@ -282,11 +286,14 @@ class Ownership:
         began = edge.monotonic_seconds()
         try:
             await self._writer.commit(changes, edge.now_us())
+        except RecordTooLarge as error:
+            raise RuleFailure(handled[-1] if handled else None, None, error) from error
         finally:
             self._idle.set()
+        self.has_committed = True
         COMMIT_SECONDS.observe(edge.monotonic_seconds() - began)
         TRANSACTIONS.labels(self.number).inc()
-        HANDLED.labels(self.number).inc(handled_count)
+        HANDLED.labels(self.number).inc(len(handled))
         self.last_progress_at_us = edge.now_us()
 
     def _adapt_pause(self, handled_count: int, waiting_count: int) -> None:

@@ -60,8 +60,8 @@ async def reading(
         max_partition_fetch_bytes=FETCH_BYTES_MAX,
         retry_backoff_ms=20,
     )
-    await consumer.start()
     try:
+        await consumer.start()
         yield consumer
     finally:
         await consumer.stop()

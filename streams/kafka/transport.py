@@ -8,6 +8,11 @@ idle process that looks healthy (Faust asks the fetcher only, which doesn't know
 
 Heartbeats are sent from Faust's consumer thread, so a long step in the main loop doesn't cost the membership.
 
+The group's offsets are not written, not even for tools that show lag (the worker shows it itself): aiokafka sends
+such a commit on the connection on which it waits for the others to join, so in a rebalance it arrives afterwards, with
+the number of a generation that is over, and the answer makes aiokafka forget that it is a member. Then its former self
+holds up the whole group until that session has ended.
+
 The assignor is Faust's (sticky, topics with equal partition counts together): aiokafka's round robin gives one worker
 different partition numbers of different topics. Faust 0.15 takes it only if standby replicas are asked for or tables
 exist, hence ``table_standby_replicas=1``, which has no other effect without tables.
@@ -21,8 +26,6 @@ from typing import Any, Final, cast
 import faust
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError
-from aiokafka.structs import OffsetAndMetadata
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 from mode import Service
@@ -92,12 +95,9 @@ class MemberThread(driver.AIOKafkaConsumerThread):
         self.has_left = True
         await self._ensure_consumer().stop()
 
-    async def publish(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Commit ``positions`` as the group's offsets, for tools that show lag. Nothing reads them back."""
-        if not self.has_left and positions:
-            await self._ensure_consumer().commit(
-                {partition: OffsetAndMetadata(offset, "") for partition, offset in positions.items()}
-            )
+    async def rejoin(self) -> None:
+        """Have the group give out its partitions anew."""
+        self._ensure_consumer()._coordinator.request_rejoin()  # noqa: SLF001 - aiokafka has no other word for it
 
 
 class Consumer(driver.Consumer):
@@ -140,12 +140,9 @@ class Consumer(driver.Consumer):
         """Leave the group; the app is stopped afterwards."""
         await self._thread.call_thread(self._thread.leave)
 
-    async def publish_positions(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Show ``positions`` as the group's offsets; failing is no harm."""
-        try:
-            await self._thread.call_thread(self._thread.publish, positions)
-        except (KafkaError, ValueError) as error:
-            log.debug("positions_not_published", error=repr(error))
+    async def rejoin_group(self) -> None:
+        """Have the group give out its partitions anew; returns before that has happened."""
+        await self._thread.call_thread(self._thread.rejoin)
 
 
 class Transport(driver.Transport):

@@ -14,8 +14,9 @@ When it must stop it doesn't wait for anything: no transaction begins any more, 
 over without waiting for the session to run out, and if Faust's threads don't end in time the process is ended under
 them, because a thread that goes on sending heartbeats for dead partitions is the worst outcome.
 
-Kafka being away for a moment is no reason to stop: clients reconnect, and nothing is decided meanwhile. A transaction
-that was under way when Kafka went may have been aborted; then its commit fails and the process stops.
+Kafka being away for a moment is no reason to stop: clients reconnect, and nothing is decided meanwhile. What failed on
+the way (a transaction that was under way, say) is taken over afresh with the group's next assignment; the second time
+without a commit between the process stops.
 
 A partition that has something to read and gets nowhere for STANDSTILL_SECONDS_MAX stops the process too: better one
 restart than a healthy-looking worker that does nothing.
@@ -55,7 +56,6 @@ EXIT_FENCED: Final = 75
 EXIT_SETUP: Final = 78
 
 REPORT_SECONDS: Final = 1.0
-PUBLISH_POSITIONS_SECONDS: Final = 5.0
 ASK_SECONDS_MAX: Final = 5.0
 KAFKA_AWAY_SECONDS_MAX: Final = 60.0
 STANDSTILL_SECONDS_MAX: Final = 30.0
@@ -114,7 +114,7 @@ class Worker:
         channel = Channel(self.app)
         deliver = cast("Callable[[Fetched], Awaitable[None]]", channel.put)
         surroundings = Surroundings(settings, bootstrap, make_partition, deliver, asyncio.Event())
-        self.membership = self.app.membership = Membership(surroundings)
+        self.membership = self.app.membership = Membership(surroundings, self._rejoin)
         self.app.topics.add(self.app.topic(*(topic.name for topic in INPUT_TOPICS), internal=False))
         self.app.agent(channel, name="intake")(self._accept)
         self._started = False
@@ -142,6 +142,9 @@ class Worker:
             await asyncio.gather(app, watch, asking, return_exceptions=True)
             await server.cleanup()
         return code
+
+    async def _rejoin(self) -> None:
+        await self._consumer.rejoin_group()
 
     @property
     def _consumer(self) -> Consumer:
@@ -195,8 +198,7 @@ class Worker:
     # -- telling --------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Each second: lag, standstill, the record in berth.workers, the group's offsets. Raises what must stop us."""
-        published_at = 0.0
+        """Each second: lag, standstill, the record in berth.workers. Raises what must stop us."""
         while True:
             try:
                 async with reading(self._bootstrap, "read_committed") as consumer:
@@ -205,10 +207,7 @@ class Worker:
                             await self._measure(consumer)
                             if self._started:
                                 await self._report(self.status())
-                        self._kafka_answered_at_seconds = now = edge.monotonic_seconds()
-                        if self._started and now - published_at > PUBLISH_POSITIONS_SECONDS:
-                            published_at = now
-                            await self._consumer.publish_positions(self._positions())
+                        self._kafka_answered_at_seconds = edge.monotonic_seconds()
                         await asyncio.sleep(REPORT_SECONDS)
             except (KafkaError, TimeoutError) as error:
                 away_seconds = edge.monotonic_seconds() - self._kafka_answered_at_seconds
@@ -251,13 +250,6 @@ class Worker:
             number: ownership.intake
             for number, ownership in self.membership.owned.items()
             if ownership.intake is not None and ownership.state == "running"
-        }
-
-    def _positions(self) -> dict[TopicPartition, int]:
-        return {
-            TopicPartition(topic.name, number): intake.position(topic.name)
-            for number, intake in self._intakes().items()
-            for topic in INPUT_TOPICS
         }
 
     def status(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from api.cli.embedded_kafka import EmbeddedKafka
 from streams.kafka import topics
-from tests.bench import measures, start
+from tests.bench import measures, projection, start
 from tests.bench.processes import other_cpu
 from tests.bench.report import Runs
 from tests.bench.systems import run_on_berth, run_on_floor
@@ -23,6 +23,7 @@ MEASURES: Final[dict[str, Callable[[str], Awaitable[dict[str, Any]]]]] = {
     "latency": measures.latency,
     "restore": measures.restore_and_memory,
     "takeover": measures.takeover,
+    "projection": projection.projection,
     "start": start.first_dispatch,
 }
 ALSO: Final = {"memory": "restore"}

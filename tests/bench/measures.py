@@ -46,8 +46,8 @@ MESSAGE_TEXT: Final = "Please look at the failing build and tell me what to chan
 LATENCY_PER_SECOND: Final = 500
 LATENCY_SECONDS: Final = 8
 RESTORE_AGENTS: Final = 500
-RESTORE_ITEMS: Final = 40_000
-RESTORE_TEXT: Final = "x" * 1_500
+RESTORE_ITEMS: Final = 100_000
+RESTORE_TEXT: Final = "x" * 650
 """Makes the average row of the changelog 500 bytes long."""
 TAKEOVER_PER_SECOND: Final = 200
 

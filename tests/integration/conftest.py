@@ -4,8 +4,10 @@
 ``own_berth``   for one test, with a broker and a database server of its own, which it may stop, freeze and kill.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import pytest_asyncio
@@ -19,29 +21,31 @@ from tests.integration.http_stack import Stack, stack
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def berth(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+async def berth(kafka: EmbeddedKafka) -> AsyncIterator[Stack]:
     await empty_topics(kafka.bootstrap, PARTITIONS)
-    postgres = _started(tmp_path_factory.mktemp("postgres"))
-    try:
+    with _postgres() as postgres:
         async with stack(kafka, postgres, apis=2) as running:
             yield running
-    finally:
-        postgres.stop()
 
 
 @pytest.fixture
-async def own_berth(fresh_kafka: EmbeddedKafka, tmp_path: Path) -> AsyncIterator[Stack]:
-    postgres = _started(tmp_path / "postgres")
-    try:
+async def own_berth(fresh_kafka: EmbeddedKafka) -> AsyncIterator[Stack]:
+    with _postgres() as postgres:
         async with stack(fresh_kafka, postgres) as running:
             yield running
-    finally:
-        postgres.stop()
 
 
-def _started(directory: Path) -> EmbeddedPostgres:
-    try:
-        return EmbeddedPostgres(directory, port=None).start()
-    except CommandFailed as failed:
-        unavailable(str(failed))
-        raise
+@contextmanager
+def _postgres() -> Iterator[EmbeddedPostgres]:
+    """A server beside pytest's own directories: every pytest that starts closes those for other users."""
+    with TemporaryDirectory(prefix="berth-test-", ignore_cleanup_errors=True) as directory:
+        postgres = EmbeddedPostgres(Path(directory) / "postgres", port=None)
+        try:
+            postgres.start()
+        except CommandFailed as failed:
+            unavailable(str(failed))
+            raise
+        try:
+            yield postgres
+        finally:
+            postgres.stop()

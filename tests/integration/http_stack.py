@@ -101,6 +101,8 @@ class Stack:
             await client.aclose()
         running = [*self.apis, *(process for process in (self.projector, self.worker) if process is not None)]
         await asyncio.gather(*(process.discard() for process in running))
+        for api in self.apis:
+            print(api.account())  # noqa: T201 - shown by pytest when the test fails
 
     # -- what Kafka has -------------------------------------------------------------------------------------------
 

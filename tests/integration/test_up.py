@@ -91,7 +91,8 @@ def up(directory: Path, **variables: str) -> Iterator[Up]:
 
 def still_running(processes: list[psutil.Process]) -> list[psutil.Process]:
     """Those that have not ended; one that its new parent hasn't been told of yet has."""
-    return [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    _gone, alive = psutil.wait_procs(processes, timeout=5)
+    return [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.fixture

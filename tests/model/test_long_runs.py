@@ -43,7 +43,8 @@ class Life:
 
     def trigger(self) -> None:
         agent = self.pick(*AGENTS)
-        value: Json = {"type": "trigger", "v": 1, "id": self.new_id("t"), "agent_id": agent, "timeout_seconds": 200}
+        value: Json = {"type": "trigger", "v": 1, "id": self.new_id("t"), "agent_id": agent}
+        value["timeout_seconds"] = self.pick(1, 200)
         value["conversation_id"] = f"c{self.chance.randrange(8)}"
         if self.chance.random() < 0.4:
             value |= {"kind": "chat", "interactive": True, "on_busy": self.pick("queue", "queue", "queue", "ask")}

@@ -388,6 +388,7 @@ def test_heartbeat_deadlines_start_anew_at_take_over_and_leases_dont(heartbeat: 
     driven.crash()
     driven.advance(29.999999)
     assert driven.running() == ["t1"]
+    assert driven.told("revoked") == []
     driven.advance(0.000001)
     assert driven.running() == (["t1"] if heartbeat is None else [])
     driven.advance(370)
@@ -405,10 +406,10 @@ def test_a_lease_kept_by_heartbeats_starts_anew_at_take_over() -> None:
     driven.skip(500)
     driven.crash()
     driven.advance(29.999999)
-    assert driven.running() == ["t1"]
     driven.status("t1", "heartbeat")
     driven.advance(29)
     assert driven.running() == ["t1"]
+    assert driven.told("revoked") == []
     driven.advance(1)
     assert driven.running() == []
     driven.check()

@@ -1,7 +1,6 @@
 """B6, C1-C5: who is older, who starts first, and who keeps a place."""
 
 import random
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -88,6 +87,16 @@ def test_microseconds_decide() -> None:
     assert started_in_order(driven) == ["running", "z", "m", "a"]
 
 
+def test_of_those_available_together_the_first_created_starts_first() -> None:
+    """C1: ids in the opposite order."""
+    driven = Driven()
+    driven.trigger("running")
+    for id, created in (("a", -1), ("b", -2), ("c", -3)):
+        driven.trigger(id, created_at=at_seconds(created), available_at=at_seconds(0))
+    assert driven.waiting() == ["c", "b", "a"]
+    assert started_in_order(driven) == ["running", "c", "b", "a"]
+
+
 UTF8_ORDER = [
     *("A", "Z", "a", "aa", "a\u0301", "z", "\u00e9", "\u0416", "\u6f22", "\ud7ff", "\ufb01", "\uff21", "\uffee"),
     *("\U00010000", "\U0001f600"),
@@ -115,9 +124,8 @@ TIMES = st.integers(0, 3)
 @given(st.lists(st.tuples(TIMES, TIMES, IDS), unique_by=lambda row: row[2], max_size=12))
 def test_the_order_is_that_of_available_created_and_id(rows: list[tuple[int, int, str]]) -> None:
     """C1, C2."""
-    keys = [order_key(available, created, id) for available, created, id in rows]
-    for one, other in pairwise(sorted(keys)):
-        assert (one.available_at, one.created_at, one.id) < (other.available_at, other.created_at, other.id)
+    by_key = sorted(rows, key=lambda row: order_key(*row))
+    assert by_key == sorted(rows, key=lambda row: (row[0], row[1], row[2].encode()))
 
 
 def test_a_batch_with_one_stamp_starts_by_id_each_time() -> None:

@@ -1,0 +1,210 @@
+"""The projector beside a log that was decided before: how fast it catches up, and how far behind it is meanwhile.
+
+The decisions are real: partitions decide triggers and their ends, in memory, before anything is measured. Each agent's
+trigger finishes some hundred triggers later, so most rows are written once as new and once as changed.
+
+catch-up  all of it is in Kafka before ``berth projector`` starts. Decisions per second from its first batch to its
+          last, with the tables, indexes and snapshots of a real deployment.
+lag       decisions at 1,000 per second, in transactions as a worker commits them: from the end of each transaction to
+          the moment when a listener on PostgreSQL sees it applied.
+"""
+
+import asyncio
+import json
+import tempfile
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+from aiokafka import AIOKafkaProducer
+
+from api.cli.embedded_postgres import EmbeddedPostgres
+from streams import DECISIONS, DISPATCHES, STATUSES, TEXTS, TRIGGERS
+from streams.codec import Output, Record, partition_of
+from streams.partition import Partition
+from streams.rules.limits import Defaults
+from tests.bench.processes import Child, child
+from tests.brokers import empty_topics
+
+PARTITIONS: Final = 8
+AGENTS: Final = 64
+RUNNING: Final = 200
+"""Triggers that run at once, over all agents."""
+CATCH_UP_TRIGGERS: Final = 30_000
+LAG_RATE: Final = 1_000
+LAG_SECONDS: Final = 20
+TRANSACTION_DECISIONS: Final = 10
+CAUGHT_UP_SECONDS_MAX: Final = 180.0
+
+Step = tuple[int, list[Output]]
+"""Number of the partition, and what one handled record wrote of what is projected."""
+
+
+def steps(triggers: int) -> Iterator[Step]:
+    """Triggers that come, run and finish."""
+    partitions = [Partition(number, PARTITIONS, Defaults(4)) for number in range(PARTITIONS)]
+    offsets: dict[tuple[int, str], int] = {}
+    running: deque[dict[str, Any]] = deque()
+    for partition in partitions:
+        partition.loaded(time.time_ns() // 1000, False)
+
+    def handle(topic: str, value: dict[str, Any]) -> Step:
+        number = partition_of(value["agent_id"], PARTITIONS)
+        offset = offsets.get((number, topic), 0)
+        offsets[number, topic] = offset + 1
+        record = Record(topic, number, offset, value["agent_id"].encode(), json.dumps(value).encode())
+        partitions[number].handle(record, time.time_ns() // 1000)
+        changes = partitions[number].take_changes()
+        assert changes is not None
+        running.extend(json.loads(out.value or b"") for out in changes.outputs if out.topic == DISPATCHES.name)
+        return number, [out for out in changes.outputs if out.topic in (DECISIONS.name, TEXTS.name)]
+
+    for count in range(triggers):
+        trigger = {"type": "trigger", "v": 1, "id": f"t{count}", "agent_id": f"agent-{count % AGENTS}"}
+        about = {"conversation_id": f"c{count}", "message": "do the work", "payload": {"n": count}}
+        yield handle(TRIGGERS.name, {**trigger, **about})
+        if len(running) > RUNNING:
+            yield handle(STATUSES.name, _finished(running.popleft()))
+    while running:
+        yield handle(STATUSES.name, _finished(running.popleft()))
+
+
+def _finished(dispatch: dict[str, Any]) -> dict[str, Any]:
+    about = {name: dispatch[name] for name in ("agent_id", "conversation_id", "execution_id")}
+    return {"type": "status", "v": 1, "status": "finished", **about}
+
+
+async def projection(bootstrap: str) -> dict[str, Any]:
+    """Both measures, each on empty topics and tables."""
+    with (
+        tempfile.TemporaryDirectory(prefix="berth-postgres-") as directory,
+        EmbeddedPostgres(Path(directory), port=None) as postgres,
+    ):
+        found = await _catch_up(bootstrap, postgres.url)
+        with psycopg.connect(postgres.url) as connection:
+            connection.execute("DROP SCHEMA berth CASCADE")
+        return found | await _lag(bootstrap, postgres.url)
+
+
+async def _catch_up(bootstrap: str, url: str) -> dict[str, Any]:
+    await empty_topics(bootstrap, PARTITIONS)
+    decisions = 0
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=20, max_batch_size=256 * 1024)
+    await producer.start()
+    for number, outputs in steps(CATCH_UP_TRIGGERS):
+        for output in outputs:
+            await producer.send(output.topic, output.value, output.key, partition=number, headers=list(output.headers))
+            decisions += output.topic == DECISIONS.name
+    await producer.stop()
+    async with _projector(bootstrap, url) as process:
+        samples: list[tuple[float, int]] = []
+        async with asyncio.timeout(CAUGHT_UP_SECONDS_MAX):
+            async for positions in _positions(url):
+                samples.append((time.monotonic(), sum(positions.values())))
+                if samples[-1][1] >= decisions:
+                    break
+        memory_bytes = process.memory_bytes()
+    first = next(sample for sample in samples if sample[1] > 0)
+    rate = (samples[-1][1] - first[1]) / (samples[-1][0] - first[0])
+    return {"caught_up_decisions_per_second": round(rate), "projector_memory_mb": memory_bytes // 2**20}
+
+
+async def _lag(bootstrap: str, url: str) -> dict[str, Any]:
+    await empty_topics(bootstrap, PARTITIONS)
+    by_partition: dict[int, list[Output]] = {number: [] for number in range(PARTITIONS)}
+    for number, outputs in steps(LAG_RATE * LAG_SECONDS // 2):
+        by_partition[number] += outputs
+    committed: dict[int, list[tuple[int, float, int]]] = {number: [] for number in range(PARTITIONS)}
+    applied: dict[int, list[tuple[int, float]]] = {number: [] for number in range(PARTITIONS)}
+    async with _projector(bootstrap, url):
+        listening = asyncio.create_task(_listen(url, applied))
+        await asyncio.gather(
+            *(_commit(bootstrap, number, by_partition[number], committed[number]) for number in range(PARTITIONS))
+        )
+        async with asyncio.timeout(CAUGHT_UP_SECONDS_MAX):
+            while any(not applied[n] or applied[n][-1][0] < committed[n][-1][0] for n in range(PARTITIONS)):
+                await asyncio.sleep(0.05)
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+    lags: list[float] = []
+    for number in range(PARTITIONS):
+        ends = [end for end, _ in applied[number]]
+        for end, at, count in committed[number]:
+            seen = applied[number][bisect_right(ends, end - 1)][1]
+            lags += [max(0.0, seen - at)] * count
+    lags.sort()
+    count = sum(count for number in committed.values() for _, _, count in number)
+    first = min(number[0][1] for number in committed.values())
+    last = max(number[-1][1] for number in committed.values())
+    return {
+        "lag_at_decisions_per_second": round(count / (last - first)),
+        "lag_p50_ms": round(lags[len(lags) // 2] * 1000, 1),
+        "lag_p99_ms": round(lags[int(len(lags) * 0.99)] * 1000, 1),
+        "lag_max_ms": round(lags[-1] * 1000, 1),
+    }
+
+
+async def _commit(
+    bootstrap: str, number: int, outputs: Sequence[Output], committed: list[tuple[int, float, int]]
+) -> None:
+    """Commit one partition's share in transactions at a steady pace, noting (end offset, time, decisions) of each."""
+    producer = AIOKafkaProducer(
+        bootstrap_servers=bootstrap, transactional_id=f"bench-projection-{number}", retry_backoff_ms=5
+    )
+    await producer.start()
+    began, sent = time.monotonic(), 0
+    rest = deque(outputs)
+    total = sum(output.topic == DECISIONS.name for output in outputs)
+    while rest:
+        await asyncio.sleep(max(0.0, began + LAG_SECONDS * sent / total - time.monotonic()))
+        count, acknowledged = 0, []
+        async with producer.transaction():
+            while rest and count < TRANSACTION_DECISIONS:
+                output = rest.popleft()
+                future = await producer.send(output.topic, output.value, output.key, partition=number)
+                if output.topic == DECISIONS.name:
+                    count += 1
+                    acknowledged.append(future)
+            end = max([(await future).offset for future in acknowledged], default=-1) + 1
+        sent += count
+        if count:
+            committed.append((end, time.monotonic(), count))
+    await producer.stop()
+
+
+async def _listen(url: str, applied: dict[int, list[tuple[int, float]]]) -> None:
+    async for positions in _positions(url):
+        now = time.monotonic()
+        for number, offset in positions.items():
+            if not applied[number] or applied[number][-1][0] < offset:
+                applied[number].append((offset, now))
+
+
+async def _positions(url: str) -> AsyncIterator[dict[int, int]]:
+    """Where the projection of decisions is, after every batch."""
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await connection.execute("LISTEN berth_projections")
+        while True:
+            try:
+                found = await connection.execute(
+                    "SELECT partition, next_offset FROM berth.checkpoints WHERE topic = 'berth.decisions'"
+                )
+            except psycopg.errors.UndefinedTable:
+                yield {}
+            else:
+                yield dict(await found.fetchall())
+            async for _ in connection.notifies(timeout=0.5, stop_after=1):
+                pass
+
+
+@asynccontextmanager
+async def _projector(bootstrap: str, url: str) -> AsyncIterator[Child]:
+    environment = {"BERTH_KAFKA": bootstrap, "BERTH_DATABASE_URL": url, "BERTH_PARTITIONS": str(PARTITIONS)}
+    async with child("api.cli", "projector", **environment) as process:
+        await process.event("projector_follows")
+        yield process
