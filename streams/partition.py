@@ -12,8 +12,6 @@ on in single steps to find the record (which stops the partition) or the timer (
 """
 
 import hashlib
-import heapq
-import sys
 from itertools import islice
 from typing import Final, Literal, NamedTuple
 
@@ -23,7 +21,7 @@ from streams.rules import events, limits
 from streams.rules.agent.decide import decide
 from streams.rules.agent.state import Agent, RowRef, Watcher
 from streams.rules.agent.step import RunnerOutput, Step, Via
-from streams.rules.agent.timers import TIMER_RANK, Deadline
+from streams.rules.agent.timers import Deadline
 from streams.rules.commands import AgentCommand
 from streams.rules.messages import (
     Configure,
@@ -35,17 +33,13 @@ from streams.rules.messages import (
     Stop,
     Text,
     Timer,
-    TimerKind,
     Trigger,
 )
 from streams.rules.order import SECOND, format_instant
 from streams.rules.site_events import SiteCommand
 from streams.rules.site_messages import Internal
 from streams.sites import Sites
-
-_TIMERS_STALE_MAX: Final = 20_000
-"""How many timers that no longer hold may lie in the heap beside as many as hold, before it is built anew."""
-
+from streams.timers import Timers
 
 _ERROR_CHARACTERS_MAX: Final = 500
 
@@ -61,11 +55,19 @@ class Changes(NamedTuple):
 class RuleFailure(Exception):  # noqa: N818 - it reads as what it is
     """The rules failed on a record, or on a timer or left-over work of an agent: a bug, not an outage."""
 
-    def __init__(self, record: Record | None, agent_id: str | None, error: BaseException) -> None:
-        where = f"{record.topic}/{record.partition}@{record.offset}" if record else f"a timer of agent {agent_id!r}"
+    def __init__(
+        self, record: Record | None, agent_id: str | None, error: BaseException, site_id: str | None = None
+    ) -> None:
+        if record is not None:
+            where = f"{record.topic}/{record.partition}@{record.offset}"
+        elif agent_id is not None:
+            where = f"a timer of agent {agent_id!r}"
+        else:
+            where = f"left-over work of site {site_id!r}"
         super().__init__(f"the rules failed on {where}: {type(error).__name__}: {error}")
         self.record = record
         self.agent_id = agent_id
+        """Whose timer or left-over work it was; None, and no record: a site's, which can't be parked."""
 
 
 class RowsMissing(Exception):  # noqa: N818 - it reads as what it is
@@ -88,10 +90,7 @@ class Partition:
         """Number of remembered ids of all agents."""
         self._raw: dict[bytes, bytes] = {}
         self._texts: dict[tuple[str, str], bytes] = {}
-        self._timers: list[tuple[int, int, str, str, TimerKind]] = []
-        self._timers_max = _TIMERS_STALE_MAX
-        self._forget_at: dict[str, int] = {}
-        self._parked: dict[str, list[Deadline]] = {}
+        self._timers = Timers(self.agents)
         self._unfinished: dict[str, None] = {}
         self._outputs: list[Output] = []
         self._changed_agents: dict[str, Agent] = {}
@@ -133,7 +132,7 @@ class Partition:
             self.remembered += len(agent.remembered)
             if agent.row.todo is not None:
                 self._unfinished[agent.agent_id] = None
-        self._rebuild_timers()
+        self._timers.rebuild(self.at)
 
     def _load_row(self, key: codec.Key, value: bytes) -> None:
         match key:
@@ -200,7 +199,7 @@ class Partition:
         """When ``fire_timers`` is next of use (microseconds); None: never, by what is known."""
         if self._unfinished or self._sites.has_work or self.remembered > limits.REMEMBERED_IDS_MAX:
             return 0
-        return self._timers[0][0] if self._timers else None
+        return self._timers.first_at
 
     def fire_timers(self, now: int, limit: int) -> int:
         """Do what is left over, and fire up to ``limit`` timers that are due: leases, grace, retries, then the rest.
@@ -208,16 +207,11 @@ class Partition:
         Returns how many fired. RuleFailure names the agent.
         """
         self._work_off(now)
-        due: list[tuple[Agent, Deadline]] = []
-        while self._timers and self._timers[0][0] <= now:
-            at, rank, trigger_id, agent_id, kind = heapq.heappop(self._timers)
-            due.append((self.agents[agent_id], Deadline(at, rank, trigger_id, kind)))
-        due.sort(key=lambda item: (item[1].rank, item[1].at, item[1].trigger_id.encode(), item[0].agent_id.encode()))
         fired = 0
+        due = self._timers.take_due(now)
         for index, (agent, deadline) in enumerate(due):
             if fired == limit:
-                for later, left in due[index:]:
-                    self._push_timer(later.agent_id, left)
+                self._timers.put_back(due[index:])
                 break
             fired += self._fire(agent, deadline, now)
         while self.remembered > limits.REMEMBERED_IDS_MAX and fired < limit:
@@ -276,7 +270,7 @@ class Partition:
             self._unfinished[agent.agent_id] = None
         else:
             self._unfinished.pop(agent.agent_id, None)
-        self._schedule(agent)
+        self._timers.schedule(agent, self.at)
         return step
 
     @staticmethod
@@ -366,7 +360,7 @@ class Partition:
             try:
                 self.at = max(self.at, self._sites.work_off(max(now, self.at)))
             except Exception as error:
-                raise RuleFailure(None, self._sites.working_on, error) from error
+                raise RuleFailure(None, None, error, self._sites.working_on) from error
         while self._unfinished:
             agent_id = next(iter(self._unfinished))
             agent = self.agents[agent_id]
@@ -377,15 +371,7 @@ class Partition:
                 raise RuleFailure(None, agent_id, error) from error
 
     def _fire(self, agent: Agent, deadline: Deadline, now: int) -> int:
-        if deadline.kind == "forget":
-            if self._forget_at.get(agent.agent_id) != deadline.at:
-                return 0
-            del self._forget_at[agent.agent_id]
-        if not agent.is_due(deadline):
-            self._schedule(agent)
-            return 0
-        if agent.row.parked is not None:
-            self._parked.setdefault(agent.agent_id, []).append(deadline)
+        if not self._timers.still_holds(agent, deadline, self.at):
             return 0
         row = agent.triggers.get(deadline.trigger_id)
         lease = row if deadline.kind == "lease" else None
@@ -419,34 +405,6 @@ class Partition:
         deadline = oldest[-1].at + limits.REMEMBERED_SECONDS * SECOND
         self._decide_timer(agent, Timer(kind="forget", id="", deadline=deadline), now)
         return 1
-
-    def _schedule(self, agent: Agent) -> None:
-        """Take the deadlines that came up with the agent's last change."""
-        for deadline in agent.deadlines:
-            self._push_timer(agent.agent_id, deadline)
-        agent.deadlines.clear()
-        if agent.row.parked is None and agent.agent_id in self._parked:
-            for deadline in self._parked.pop(agent.agent_id):
-                self._push_timer(agent.agent_id, deadline)
-        forget_at = agent.next_forget_at()
-        if forget_at is not None and self._forget_at.get(agent.agent_id) != forget_at:
-            self._forget_at[agent.agent_id] = forget_at
-            self._push_timer(agent.agent_id, Deadline(forget_at, TIMER_RANK["forget"], "", "forget"))
-        if len(self._timers) > self._timers_max:
-            self._rebuild_timers()
-
-    def _push_timer(self, agent_id: str, deadline: Deadline) -> None:
-        heapq.heappush(self._timers, (deadline.at, deadline.rank, deadline.trigger_id, agent_id, deadline.kind))
-
-    def _rebuild_timers(self) -> None:
-        """Drop the timers that no longer hold: a timer is never taken back when its trigger moves on."""
-        self._timers.clear()
-        self._forget_at.clear()
-        self._timers_max = sys.maxsize
-        for agent in self.agents.values():
-            agent.schedule_all(self.at)
-            self._schedule(agent)
-        self._timers_max = 2 * len(self._timers) + _TIMERS_STALE_MAX
 
 
 def _cause(record: Record, command: AgentCommand | SiteCommand) -> events.Cause:
