@@ -196,10 +196,14 @@ async def test_a_second_projector_waits_and_takes_over_from_one_that_is_killed(
             ready[:] = [(await process.readiness())[1]["ready"] for process in (first, second)]
             return sum(ready) == 1
 
-        await until(one_is_ready)
+        await until(one_is_ready, timeout_seconds=30)
         working, waiting = (first, second) if ready[0] else (second, first)
         await published.projected(database)
-        assert (await waiting.readiness_is(False))["reasons"] == ["waiting for another projector to end"]
+
+        async def waits() -> bool:
+            return (await waiting.readiness())[1]["reasons"] == ["waiting for another projector to end"]
+
+        await until(waits, timeout_seconds=30)
         await working.kill()
         await published.publish(history.live(50).transactions())
         await waiting.readiness_is(True)
