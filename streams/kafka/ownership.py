@@ -40,9 +40,10 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 from streams import CHANGELOG, INPUT_TOPICS, codec
 from streams.codec import Record
 from streams.kafka import edge
+from streams.kafka.clients import reading
 from streams.kafka.commit import RecordTooLarge, Writer
 from streams.kafka.intake import Fetched, Intake
-from streams.kafka.restore import POLL_MILLISECONDS, MakePartition, Restored, load_rows, reading, restore
+from streams.kafka.restore import POLL_MILLISECONDS, MakePartition, Restored, load_rows, restore
 from streams.partition import Changes, Partition, RuleFailure, dead_letter
 from streams.rules.limits import CLOCK_AHEAD_SECONDS_MAX
 from streams.settings import Settings
