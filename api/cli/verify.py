@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from streams import CHANGELOG, DECISIONS, codec
 from streams.audit.verify import Head, Verifier, Violation
-from streams.kafka.history import history
 from streams.kafka.clients import reading
+from streams.kafka.history import history
 from streams.settings import Settings, load_settings
 
 VIOLATION_EXIT_CODE = 1
