@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import psycopg
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from psycopg_pool import PoolTimeout
 
 from api.http import views
@@ -46,12 +46,11 @@ async def list_agents(
 
 
 @router.get("/slots")
-async def slots_of_agents(service: ServiceOf, min_position: MinPosition) -> JSONResponse:
+async def slots_of_agents(service: ServiceOf, min_position: MinPosition) -> Response:
     """How many slots every agent may use (null: unlimited) and uses."""
-    async with service.database.reading(min_position) as reading:
-        found = await reading.rows("slots_of_agents_page", after_agent_id="", visible=None, max_rows=None)
-    agents = {row["agent_id"]: {"max": row["max_parallel"], "active": row["running"]} for row in found}
-    return answer({"agents": agents, "timestamp": views.instant(views.now())})
+    agents = await service.database.slots(min_position)
+    content = f'{{"agents":{agents},"timestamp":"{views.instant(views.now())}"}}'
+    return Response(content, media_type="application/json")
 
 
 @router.get("/{agent_id}")
