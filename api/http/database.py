@@ -11,7 +11,7 @@ import asyncio
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib import resources
 from typing import Any, Final, Generic, LiteralString, TypeVar, cast
@@ -90,6 +90,14 @@ class Reading:
 
     async def rows(self, name: str, **parameters: object) -> list[DictRow]:
         return await (await self._connection.execute(QUERIES[name], parameters)).fetchall()
+
+    async def together(self, **queries: Mapping[str, object]) -> dict[str, list[DictRow]]:
+        """The rows of several queries, sent without waiting for one another; parameters by the query's name."""
+        async with self._connection.pipeline():
+            cursors = {
+                name: await self._connection.execute(QUERIES[name], parameters) for name, parameters in queries.items()
+            }
+        return {name: await cursor.fetchall() for name, cursor in cursors.items()}
 
     async def row(self, name: str, **parameters: object) -> DictRow | None:
         return await (await self._connection.execute(QUERIES[name], parameters)).fetchone()

@@ -104,11 +104,10 @@ async def archive_agent(service: ServiceOf, agent_id: AgentId, arrival: ArrivalO
 async def read_capacity(service: ServiceOf, agent_id: AgentId, min_position: MinPosition) -> JSONResponse:
     """The agent's slots and what runs in them."""
     async with service.database.reading(min_position) as reading:
-        row = await reading.row("agent", agent_id=agent_id)
-        if row is None:
-            raise unknown_agent(agent_id)
-        slots = await reading.rows("slots_of_agent", agent_id=agent_id)
-    return answer(views.capacity(row, slots, views.now()))
+        found = await reading.together(agent={"agent_id": agent_id}, slots_of_agent={"agent_id": agent_id})
+    if not found["agent"]:
+        raise unknown_agent(agent_id)
+    return answer(views.capacity(found["agent"][0], found["slots_of_agent"], views.now()))
 
 
 @router.put("/{agent_id}/capacity")
@@ -145,11 +144,13 @@ async def read_queue(
             "trigger_id": trigger_id,
         }
     async with service.database.reading(min_position) as reading:
-        agent = await reading.row("agent", agent_id=agent_id)
-        if agent is None:
-            raise unknown_agent(agent_id)
         after = {f"after_{name}": value for name, value in before.items()}
-        found = await reading.rows("queue_page", agent_id=agent_id, max_rows=rows, **after)
+        both = await reading.together(
+            agent={"agent_id": agent_id}, queue_page={"agent_id": agent_id, "max_rows": rows, **after}
+        )
+        if not both["agent"]:
+            raise unknown_agent(agent_id)
+        (agent,), found = both["agent"], both["queue_page"]
         first = found[0] if found else None
         passed = 0
         if first is not None and cursor is not None:
