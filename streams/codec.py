@@ -39,7 +39,7 @@ from streams.rules.messages import (
     Text,
     Trigger,
     TriggerRecord,
-    content_sha256,
+    stamp_content,
 )
 
 InputCommand = Trigger | Stop | Status | Configure | Pause | Resume | Archive | Approve | Reschedule | ResumeTrigger
@@ -156,8 +156,8 @@ def _routed(record: Record, agent_id: str, command: AgentCommand, partitions: in
     partition = partition_of(agent_id, partitions)
     if record.key is None or record.partition != partition:
         return _rekeyed(record, agent_id, partition)
-    if isinstance(command, Trigger) and command.content_sha256 is None:
-        command = command.model_copy(update={"content_sha256": content_sha256(command)})
+    if isinstance(command, Trigger):
+        stamp_content(command)
     via: Via = "http" if any(name == VIA_HEADER and value == b"http" for name, value in record.headers) else "kafka"
     return Command(agent_id, command, via)
 
