@@ -11,8 +11,9 @@ and at once; thousands while it catches up. How it ends, as an exit code for the
 ====  =====================================================================================================
 
 Kafka or PostgreSQL being away is no reason to end: it tries again until they are back, goes on from the checkpoints,
-and /readyz says meanwhile what is missing. So does another projector being quicker, or ``berth projections rebuild``
-having put new tables in place: the checkpoints are not where they were left, and it goes on from where they are.
+and /readyz says meanwhile what is missing. So is another projector, which has the database's lock: this one takes over
+when that ends. When ``berth projections rebuild`` has put new tables in place, the checkpoints are not where they were
+left, and it goes on from where they are.
 """
 
 import asyncio
@@ -47,6 +48,7 @@ BATCH_APART_SECONDS: Final = 0.05
 IDLE_WAIT_SECONDS: Final = 0.5
 SNAPSHOT_PAUSE_SECONDS_MAX: Final = 1.0
 """While batches are large, an agent's snapshot is made this often; else between any two."""
+CLAIM_SECONDS: Final = 0.3
 RETENTION_SECONDS: Final = 60.0
 RETENTION_ROWS_MAX: Final = 2_000
 WATCH_SECONDS: Final = 1.0
@@ -69,7 +71,14 @@ DATABASE_AWAY: Final = (psycopg.OperationalError, psycopg.InterfaceError, psycop
 
 log = structlog.get_logger()
 Result = TypeVar("Result")
-State = Literal["starting", "connecting to the database", "connecting to Kafka", "following", "stopped"]
+State = Literal[
+    "starting",
+    "connecting to the database",
+    "waiting for another projector to end",
+    "connecting to Kafka",
+    "following",
+    "stopped",
+]
 
 
 class Projector:
@@ -184,6 +193,11 @@ class Projector:
 
     async def _open_store(self) -> None:
         await self._in_thread(self._store.open)
+        while not await self._in_thread(self._store.claim):
+            if self.state != "waiting for another projector to end":
+                self.state = "waiting for another projector to end"
+                log.info("another_projector_works", advice="this one takes over when it ends")
+            await asyncio.sleep(CLAIM_SECONDS)
 
     async def _begin(self, reader: Log) -> None:
         """Go on from the checkpoints, and make the snapshots that are due."""

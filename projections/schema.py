@@ -28,6 +28,8 @@ LOCK_CLASS: Final = 0x62657274
 MIGRATION_LOCK: Final = 1
 REBUILD_LOCK: Final = 2
 """Held for as long as a rebuild or diff works."""
+PROJECTOR_LOCK: Final = 3
+"""Held by the session of the projector that works; others wait for its end."""
 LOCK_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtext('berth projections'), hashtext(current_schema()))"
 """Begins every transaction that changes tables, and the swap of the live ones: so no transaction spans a swap."""
 
@@ -77,6 +79,11 @@ def connect(url: str, schema: str = LIVE_SCHEMA) -> Connection:
         keepalives_interval=2,
         keepalives_count=3,
         tcp_user_timeout=10_000,
+    )
+    # Locks of a session whose machine is gone end with it, not after the two hours that are usual.
+    connection.execute(
+        "SELECT set_config('tcp_keepalives_' || name, value, false)"
+        " FROM (VALUES ('idle', '5'), ('interval', '2'), ('count', '3')) AS settings (name, value)"
     )
     use(connection, schema)
     return connection

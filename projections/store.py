@@ -31,7 +31,7 @@ from pydantic import ValidationError
 from projections import rows as projected
 from projections import schema, snapshots
 from projections.rows import CannotApply, Named, Rows
-from projections.schema import Connection
+from projections.schema import LOCK_CLASS, PROJECTOR_LOCK, Connection
 from streams import DEAD_LETTERS, DECISIONS, TEXTS
 from streams.rules.events import Decision, read_decision
 
@@ -170,6 +170,11 @@ class Store:
         """The open connection: for reads, and for who holds the writer's lock."""
         assert self._connection is not None, "open() first"
         return self._connection
+
+    def claim(self) -> bool:
+        """Whether this is the only projector, and stays it until the connection ends."""
+        found = self.connection.execute("SELECT pg_try_advisory_lock(%s, %s)", (LOCK_CLASS, PROJECTOR_LOCK))
+        return found.fetchone() == (True,)
 
     # Positions
 

@@ -39,7 +39,7 @@ from streams.rules.messages import (
     Text,
     Trigger,
     TriggerRecord,
-    content_sha256,
+    stamp_content,
 )
 from streams.rules.site_events import SiteCommand
 from streams.rules.site_messages import (
@@ -218,8 +218,8 @@ def _routed(record: Record, decider: str, command: InputCommand | Invalid | Site
     partition = partition_of(decider, partitions)
     if record.key is None or record.partition != partition:
         return _rekeyed(record, decider, partition)
-    if isinstance(command, Trigger) and command.content_sha256 is None:
-        command = command.model_copy(update={"content_sha256": content_sha256(command)})
+    if isinstance(command, Trigger):
+        stamp_content(command)
     via: Via = "http" if any(name == VIA_HEADER and value == b"http" for name, value in record.headers) else "kafka"
     if isinstance(command, SiteInput):
         return SiteCommandRead(decider, command, "internal" if isinstance(command, Internal) else via)

@@ -418,7 +418,7 @@ def content(agent: Agent) -> Json:
         "remembered in order": [row.at for row in agent.remembered.values()],
         "conversations": {id: asdict(row) for id, row in agent.conversations.items()},
         "conversations in order": [row.at for row in agent.conversations.values()],
-        "lines": {id: (list(line.placed), sorted(line.unplaced)) for id, line in agent.lines.items()},
+        "lines": {id: (list(line.placed), sorted(line.unplaced or ())) for id, line in agent.lines.items()},
         "waiting": list(agent.waiting),
         "unplaced": list(agent.unplaced),
         "ready": list(agent.ready),

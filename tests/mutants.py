@@ -22,7 +22,14 @@ SECONDS_MAX: Final = 400
 RULES: Final = "streams/rules/"
 AGENT: Final = "streams/rules/agent/"
 TESTS: Final = (
-    *("test_rules_limits", "test_rules_backlog", "test_rules_order", "test_rules_repeats", "test_rules_attempts"),
+    *(
+        "test_rules_limits",
+        "test_rules_backlog",
+        "test_rules_order",
+        "test_rules_repeats",
+        "test_rules_attempts",
+        "test_rules_leases",
+    ),
     *("test_rules_stops", "test_rules_gates", "test_codec_routes", "test_codec_bad_records", "test_codec_rows"),
 )
 COMMAND: Final = (

@@ -66,6 +66,7 @@ COMMANDS: Final = (
     "doctor",
     "bench",
     "verify",
+    "skip",
 )
 """In the order of ``--help``. Each is a module here, with a function of its name or an ``app`` of subcommands."""
 

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from streams import CHANGELOG, DECISIONS, SITE_DECISIONS, codec
 from streams.audit.verify import Head, Verifier, Violation
 from streams.audit.verify_sites import SiteVerifier
+from streams.kafka.clients import reading
 from streams.kafka.history import history
-from streams.kafka.restore import reading
 from streams.settings import Settings, load_settings
 from streams.sites import read_site
 

@@ -11,10 +11,10 @@ import asyncio
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib import resources
-from typing import Any, Final, LiteralString, cast
+from typing import Any, Final, Generic, LiteralString, TypeVar, cast
 
 import psycopg
 import structlog
@@ -46,8 +46,18 @@ _OPTIONS: Final[dict[str, Any]] = {
 }
 
 log = structlog.get_logger()
+Result = TypeVar("Result")
 
-_OWN_QUERIES: Final = {
+
+def _load_queries() -> dict[str, LiteralString]:
+    """The queries of the projections by name."""
+    text = (resources.files("projections") / "queries.sql").read_text()
+    parts = cast("list[LiteralString]", re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)[1:])
+    return {name: query.strip().removesuffix(";") for name, query in zip(parts[::2], parts[1::2], strict=True)}
+
+
+_OF_PROJECTIONS: Final = _load_queries()
+_OURS: Final[dict[str, LiteralString]] = {
     # When the newest decision on a command of this type was made that had an effect: since when an agent is paused.
     "last_effective_decision": """
         SELECT decided_at
@@ -56,18 +66,16 @@ _OWN_QUERIES: Final = {
            AND refusal_code IS NULL AND ignored_reason IS NULL
          ORDER BY seq DESC
          LIMIT 1""",
+    # max and active by agent, as the text of one JSON object: that is all that is wanted of a thousand rows.
+    "slots_as_json": """
+        SELECT coalesce(json_object_agg(agent_id, json_build_object('max', max_parallel, 'active', running)), '{}')
+               ::text
+          FROM (slots_of_agents_page) AS page
+        """.replace("slots_of_agents_page", _OF_PROJECTIONS["slots_of_agents_page"]),
     "decision_as_text": "SELECT record::text FROM decisions WHERE agent_id = %(agent_id)s AND seq = %(seq)s",
 }
 
-
-def _load_queries() -> dict[str, LiteralString]:
-    """The queries of the projections by name, and ours."""
-    text = (resources.files("projections") / "queries.sql").read_text()
-    parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)[1:]
-    return cast("dict[str, LiteralString]", dict(zip(parts[::2], parts[1::2], strict=True)) | _OWN_QUERIES)
-
-
-QUERIES: Final = _load_queries()
+QUERIES: Final = _OF_PROJECTIONS | _OURS
 
 
 class ProjectionBehind(Exception):  # noqa: N818 - it reads as what it is
@@ -83,6 +91,14 @@ class Reading:
     async def rows(self, name: str, **parameters: object) -> list[DictRow]:
         return await (await self._connection.execute(QUERIES[name], parameters)).fetchall()
 
+    async def together(self, **queries: Mapping[str, object]) -> dict[str, list[DictRow]]:
+        """The rows of several queries, sent without waiting for one another; parameters by the query's name."""
+        async with self._connection.pipeline():
+            cursors = {
+                name: await self._connection.execute(QUERIES[name], parameters) for name, parameters in queries.items()
+            }
+        return {name: await cursor.fetchall() for name, cursor in cursors.items()}
+
     async def row(self, name: str, **parameters: object) -> DictRow | None:
         return await (await self._connection.execute(QUERIES[name], parameters)).fetchone()
 
@@ -90,6 +106,29 @@ class Reading:
         """The first column of the first row, None if there is none."""
         row = await self.row(name, **parameters)
         return None if row is None else next(iter(row.values()))
+
+
+class Shared(Generic[Result]):
+    """Work that many ask for at the same time and that is done for all of them.
+
+    Whoever asks gets the result of work that began after they asked, so nothing is older than a query of their own
+    would be. However many ask, one is under way and one waits to begin.
+    """
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> None:
+        self._work = work
+        self._one_at_a_time = asyncio.Lock()
+        self._next: asyncio.Task[Result] | None = None
+
+    async def result(self) -> Result:
+        if self._next is None:
+            self._next = asyncio.create_task(self._run())
+        return await asyncio.shield(self._next)
+
+    async def _run(self) -> Result:
+        async with self._one_at_a_time:
+            self._next = None
+            return await self._work()
 
 
 class Database:
@@ -104,6 +143,7 @@ class Database:
         """Why it doesn't answer, None while it does."""
         self._url = url
         self._moved = asyncio.Condition()
+        self._slots: Shared[str] = Shared(self._read_slots)
         self._pool: AsyncConnectionPool[AsyncConnection[DictRow]] = AsyncConnectionPool(
             url,
             min_size=1,
@@ -146,6 +186,17 @@ class Database:
             if self.error is not None:
                 raise psycopg.OperationalError(self.error) from None
             raise ProjectionBehind from None
+
+    async def slots(self, min_position: LogPosition | None = None) -> str:
+        """``{agent: {"max", "active"}}`` of all agents as JSON. Raises as ``reading``."""
+        if min_position is not None:
+            await self.wait_for(min_position)
+        return await self._slots.result()
+
+    async def _read_slots(self) -> str:
+        async with self.reading() as reading:
+            text: str = await reading.value("slots_as_json", after_agent_id="", visible=None, max_rows=None)
+            return text
 
     async def decision(self, agent_id: str, seq: int, position: LogPosition) -> Decision | None:
         """A decision that is before ``position``; None when the projection is behind or the database away."""

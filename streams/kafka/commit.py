@@ -26,6 +26,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 from streams import APPLICATION_ID, CHANGELOG, TOPICS
 from streams.codec import Output
 from streams.kafka import edge
+from streams.kafka.clients import honest, is_outage, stop
 from streams.kafka.topics import wanted_configs
 from streams.partition import Changes
 
@@ -40,7 +41,6 @@ RECORD_BYTES: Final = {topic.name: int(wanted_configs(topic)["max.message.bytes"
 """What each topic takes."""
 BATCH_ROOM_BYTES: Final = 1024
 """What Kafka itself adds to a record that is alone in its batch."""
-CLOSE_SECONDS_MAX: Final = 2.0
 
 
 class QuietRetries(logging.Filter):
@@ -62,16 +62,6 @@ logging.getLogger("aiokafka.producer.sender").addFilter(QuietRetries())
 
 class RecordTooLarge(Exception):  # noqa: N818 - it reads as what it is
     """The rules made a record that no topic takes; found before anything was sent."""
-
-
-def is_outage(error: BaseException) -> bool:
-    """Whether the error says that Kafka was away, not that something is wrong.
-
-    A bare KafkaError is how aiokafka says that its sending task has ended, whatever the reason.
-    """
-    return isinstance(error, TimeoutError) or (
-        isinstance(error, KafkaError) and (error.retriable or type(error) is KafkaError)
-    )
 
 
 class Writer:
@@ -100,14 +90,19 @@ class Writer:
         async with asyncio.timeout(FENCE_SECONDS_MAX):
             while True:
                 try:
-                    return await self._producer.start()  # type: ignore[no-any-return]
+                    return await self._start()
                 except KafkaError as error:
                     if not is_outage(error):
                         raise
-                    await self._producer.stop()
+                    await stop(self._producer)
                     await asyncio.sleep(FENCE_RETRY_SECONDS)
                     self._producer = self._new_producer()
 
+    @honest
+    async def _start(self) -> None:
+        await self._producer.start()
+
+    @honest
     async def commit(self, changes: Changes, now_us: int) -> None:
         """Write ``changes`` in one transaction; when this returns, all of it is visible and durable.
 
@@ -138,11 +133,7 @@ class Writer:
 
     async def close(self) -> None:
         """Give the connections back. The transaction under way, if any, is left to the next owner's fencing."""
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS_MAX):
-                await self._producer.stop()
-        except TimeoutError:
-            logging.getLogger(__name__).warning("the producer of partition %s did not close in time", self.number)
+        await stop(self._producer)
 
     def _pack(self, changes: Changes, timestamp_ms: int) -> dict[TopicPartition, list[BatchBuilder]]:
         """Batches per topic and partition, in order."""

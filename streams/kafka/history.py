@@ -5,7 +5,8 @@ from typing import Final
 
 from aiokafka import ConsumerRecord, TopicPartition
 
-from streams.kafka.restore import POLL_MILLISECONDS, reading
+from streams.kafka.clients import reading
+from streams.kafka.restore import POLL_MILLISECONDS
 
 RECORDS_MAX: Final = 2_000
 

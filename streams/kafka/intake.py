@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from streams.codec import Record
+from streams.kafka.clients import honest, stop
 
 FETCH_RECORDS_MAX: Final = 2_000
 WAITING_RECORDS_MAX: Final = 10_000
@@ -80,6 +81,7 @@ class Intake:
 
     # -- reading --------------------------------------------------------------------------------------------------
 
+    @honest
     async def read(self) -> None:
         """Read until cancelled. Raises what Kafka says: a position out of range, a damaged or too large record."""
         consumer = AIOKafkaConsumer(
@@ -98,7 +100,7 @@ class Intake:
             while True:
                 await self._read_once(consumer, partitions)
         finally:
-            await consumer.stop()
+            await stop(consumer)
 
     async def _read_once(self, consumer: AIOKafkaConsumer, partitions: Mapping[str, TopicPartition]) -> None:
         with_room = [partition for topic, partition in partitions.items() if self._has_room(topic)]

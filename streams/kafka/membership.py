@@ -19,12 +19,13 @@ any more, and tells the worker why.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import structlog
+from aiokafka.errors import KafkaError
 
 from streams.kafka import edge
-from streams.kafka.commit import is_outage
+from streams.kafka.clients import STOP_SECONDS_MAX, honest, is_outage
 from streams.kafka.ownership import Ownership, Surroundings
 
 log = structlog.get_logger()
@@ -76,10 +77,10 @@ class Membership:
             lost = [self.owned.pop(number) for number in self.owned.keys() - kept]
             self._release(lost)
             new = [Ownership(number, self._surroundings) for number in sorted(numbers - kept)]
-            await asyncio.gather(*(ownership.fence() for ownership in new))
+            if not await self._fence(new):
+                return
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends the process
             self.halt(error)
-            return
         if self.halted.done():
             return
         for ownership in new:
@@ -107,6 +108,20 @@ class Membership:
         self.has_assignment = False
         await asyncio.gather(*self._closing)
 
+    async def _fence(self, new: Sequence[Ownership]) -> bool:
+        """Fence all; False when Kafka went away meanwhile, and then the group is asked for another assignment."""
+        try:
+            await asyncio.gather(*(ownership.fence() for ownership in new))
+        except (KafkaError, TimeoutError) as error:
+            if not is_outage(error):
+                raise
+            log.warning("not_fenced", partitions=[ownership.number for ownership in new], error=repr(error))
+            self._generation = None
+            await asyncio.gather(*(ownership.close() for ownership in new))
+            await self._rejoin()
+            return False
+        return True
+
     def _release(self, ownerships: Iterable[Ownership]) -> None:
         for ownership in ownerships:
             ownership.release()
@@ -118,12 +133,12 @@ class Membership:
         await ownership.in_flight_done()
         task = self._tasks.pop(ownership)
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.wait({task}, timeout=STOP_SECONDS_MAX)  # aiokafka may swallow the cancellation
         await ownership.close()
 
     async def _run(self, ownership: Ownership) -> None:
         try:
-            await ownership.run()
+            await honest(ownership.run)()
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends the process
             # During a rebalance only the assignment tells whether the partition is still ours; nothing begins before.
             await self._surroundings.stable.wait()

@@ -40,9 +40,10 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 from streams import CHANGELOG, INPUT_TOPICS, codec
 from streams.codec import Record
 from streams.kafka import edge
+from streams.kafka.clients import reading
 from streams.kafka.commit import RecordTooLarge, Writer
 from streams.kafka.intake import Fetched, Intake
-from streams.kafka.restore import POLL_MILLISECONDS, MakePartition, Restored, load_rows, reading, restore
+from streams.kafka.restore import POLL_MILLISECONDS, MakePartition, Restored, load_rows, restore
 from streams.partition import Changes, Partition, RuleFailure, dead_letter
 from streams.rules.limits import CLOCK_AHEAD_SECONDS_MAX
 from streams.settings import Settings
@@ -376,7 +377,12 @@ class Ownership:
 
 
 class SkipRefused(Exception):  # noqa: N818 - it reads as what it is
-    """The record can't be skipped; the text says why and what to do. Nothing was written."""
+    """The record can't be skipped; nothing was written. ``happened`` and ``advice`` are sentences for people."""
+
+    def __init__(self, happened: str, advice: str) -> None:
+        super().__init__(f"{happened} Nothing was skipped. {advice}")
+        self.happened = happened
+        self.advice = advice
 
 
 async def skip_record(settings: Settings, topic: str, partition: int, offset: int) -> None:
@@ -387,22 +393,25 @@ async def skip_record(settings: Settings, topic: str, partition: int, offset: in
     """
     bootstrap = settings.kafka_addresses()
     if topic not in {entry.name for entry in INPUT_TOPICS} or not 0 <= partition < settings.partitions:
-        raise SkipRefused(f"{topic}/{partition} is not a partition of an input topic; nothing was skipped.")
+        raise SkipRefused(
+            f"{topic}/{partition} is not a partition of an input topic.",
+            f"The input topics are {', '.join(entry.name for entry in INPUT_TOPICS)}.",
+        )
     record = await _next_record(bootstrap, topic, partition, (await _position_row(bootstrap, partition)).positions)
     if record is None or record.offset != offset:
         found = (
             "everything was handled" if record is None else f"the next record to handle is at offset {record.offset}"
         )
         raise SkipRefused(
-            f"{topic}/{partition} does not stand at offset {offset}: {found}. Nothing was skipped. "
-            "A worker's /readyz shows in stopped_at where a partition stands."
+            f"{topic}/{partition} does not stand at offset {offset}: {found}.",
+            "A worker's /readyz shows in stopped_at where a partition stands.",
         )
     writer = Writer(partition, bootstrap)
     try:
         await writer.fence()
         row = await _position_row(bootstrap, partition)
         if row.positions.get(topic, 0) > offset:
-            raise SkipRefused(f"{topic}/{partition} has passed offset {offset} meanwhile. Nothing was skipped.")
+            raise SkipRefused(f"{topic}/{partition} has passed offset {offset} meanwhile.", "There is nothing to do.")
         now_us = edge.now_us()
         moved = row._replace(positions={**row.positions, topic: offset + 1})
         rows: dict[bytes, bytes | None] = {codec.write_key(codec.PARTITION_KEY): codec.write_partition(moved)}
@@ -417,7 +426,9 @@ async def _position_row(bootstrap: str, number: int) -> codec.PartitionRow:
     async with reading(bootstrap, "read_committed") as consumer:
         await load_rows(consumer, number, lambda key, value: found.append(value) if key == wanted else None)
     if not found or found[-1] is None:
-        raise SkipRefused(f"Partition {number} has no stored position: no worker has owned it. Nothing was skipped.")
+        raise SkipRefused(
+            f"Partition {number} has no stored position: no worker has owned it yet.", "Start a worker: berth worker."
+        )
     return codec.read_partition(found[-1])
 
 

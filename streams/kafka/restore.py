@@ -9,19 +9,18 @@ Refused, because going on would lose or repeat what was decided: rows that are g
 position outside of what its topic still holds.
 """
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from streams import CHANGELOG, DECISIONS, INPUT_TOPICS, SITE_DECISIONS
 from streams.kafka import edge
+from streams.kafka.clients import honest, reading
 from streams.partition import Partition, RowsMissing
 from streams.settings import Settings
 
-FETCH_BYTES_MAX: Final = 4 * 1024 * 1024
 LOAD_RECORDS_MAX: Final = 2_000
 """Rows loaded before other tasks get their turn."""
 POLL_MILLISECONDS: Final = 20
@@ -44,29 +43,7 @@ class Restored:
     take_over_ends: dict[str, int]
 
 
-@asynccontextmanager
-async def reading(
-    bootstrap: str, isolation_level: Literal["read_committed", "read_uncommitted"]
-) -> AsyncIterator[AIOKafkaConsumer]:
-    """A consumer without a group, for as long as the block runs.
-
-    Assign it once only: when aiokafka's fetcher is stopped while it drops an assignment, it never ends.
-    """
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=bootstrap,
-        isolation_level=isolation_level,
-        enable_auto_commit=False,
-        auto_offset_reset="none",
-        max_partition_fetch_bytes=FETCH_BYTES_MAX,
-        retry_backoff_ms=20,
-    )
-    try:
-        await consumer.start()
-        yield consumer
-    finally:
-        await consumer.stop()
-
-
+@honest
 async def restore(number: int, bootstrap: str, make_partition: MakePartition, settings: Settings) -> Restored:
     """Restore partition ``number``, with a position for every input topic.
 

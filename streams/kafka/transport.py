@@ -1,10 +1,10 @@
 """Faust without its own way of reading: the app, its group membership and its agents, but not its fetches or offsets.
 
 Faust's consumer is a member of the group over the input topics and never fetches: its partitions are paused inside
-aiokafka from the moment of the assignment on. Its fetch loop goes on asking that consumer each second for records,
-gets none, and so keeps three things working: the member counts as active (aiokafka leaves the group when nobody asks
-for records for ``max_poll_interval``), errors of the group's coordination come to the surface instead of leaving an
-idle process that looks healthy (Faust asks the fetcher only, which doesn't know them), and Faust's own life cycle.
+aiokafka from the moment of the assignment on, and Faust's fetch loop gets nothing. Instead its thread asks that
+consumer all the time for records, of which there are none. So the member counts as active (aiokafka leaves the group
+when nobody asks for records for ``max_poll_interval``), and errors of the group's coordination come to the surface
+instead of leaving an idle process that looks healthy (Faust asks the fetcher only, which doesn't know them).
 
 Heartbeats are sent from Faust's consumer thread, so a long step in the main loop doesn't cost the membership.
 
@@ -26,6 +26,7 @@ from typing import Any, Final, cast
 import faust
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaConnectionError
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 from mode import Service
@@ -33,12 +34,14 @@ from mode.utils.queues import FlowControlEvent, ThrowableQueue
 
 from streams import INPUT_TOPICS
 from streams.kafka import edge
+from streams.kafka.clients import honest
 from streams.kafka.membership import Membership
 
 log = structlog.get_logger()
 
 
 FREEZING_POLL_SECONDS: Final = 0.5
+POLL_MILLISECONDS: Final = 1000
 
 
 class WasFrozen(Exception):  # noqa: N818 - it reads as what it is
@@ -60,6 +63,14 @@ class MemberThread(driver.AIOKafkaConsumerThread):
     has_left = False
 
     @Service.task
+    async def _poll(self) -> None:
+        while not (self.should_stop or self.has_left):
+            try:
+                await honest(self._ensure_consumer().getmany)(timeout_ms=POLL_MILLISECONDS)
+            except KafkaConnectionError as error:
+                log.debug("poll_broken_off", error=repr(error))
+
+    @Service.task
     async def _notice_freezing(self) -> None:
         """A process that was stopped for longer than its session has lost its partitions without knowing it."""
         while not self.should_stop:
@@ -79,15 +90,12 @@ class MemberThread(driver.AIOKafkaConsumerThread):
 
     async def _fetch_records(
         self,
-        consumer: AIOKafkaConsumer,
+        consumer: AIOKafkaConsumer,  # noqa: ARG002 - Faust's signature
         active_partitions: set[TP],  # noqa: ARG002 - Faust's signature
         timeout: float | None = None,  # noqa: ASYNC109 - Faust's signature
         max_records: int | None = None,  # noqa: ARG002 - Faust's signature
     ) -> Mapping[TP, list[Any]]:
-        if self.has_left:
-            await asyncio.sleep(timeout or 1.0)
-        else:
-            await consumer.getmany(timeout_ms=int((timeout or 1.0) * 1000))
+        await asyncio.sleep(timeout or 1.0)
         return {}
 
     async def leave(self) -> None:

@@ -34,15 +34,16 @@ import faust
 import structlog
 from aiohttp import web
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaConnectionError, KafkaError, ProducerFenced
+from aiokafka.errors import InvalidSessionTimeoutError, KafkaError, ProducerFenced
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
 from streams import APPLICATION_ID, INPUT_TOPICS, WORKERS
 from streams.kafka import edge, topics
+from streams.kafka.clients import honest, is_outage, reading
 from streams.kafka.intake import Fetched, InputOutOfOrder, Intake
 from streams.kafka.membership import AssignmentsDiffer, Membership
 from streams.kafka.ownership import Ownership, Surroundings
-from streams.kafka.restore import CannotTakeOver, MakePartition, reading
+from streams.kafka.restore import CannotTakeOver, MakePartition
 from streams.kafka.transport import Channel, Consumer, Transport, WasFrozen
 from streams.partition import Partition
 from streams.rules.limits import Defaults
@@ -159,6 +160,7 @@ class Worker:
 
     # -- ending ---------------------------------------------------------------------------------------------------
 
+    @honest
     async def _run_app(self) -> None:
         await self.app.start()
         self._started = True
@@ -201,19 +203,23 @@ class Worker:
         """Each second: lag, standstill, the record in berth.workers. Raises what must stop us."""
         while True:
             try:
-                async with reading(self._bootstrap, "read_committed") as consumer:
-                    while True:
-                        async with asyncio.timeout(ASK_SECONDS_MAX):
-                            await self._measure(consumer)
-                            if self._started:
-                                await self._report(self.status())
-                        self._kafka_answered_at_seconds = edge.monotonic_seconds()
-                        await asyncio.sleep(REPORT_SECONDS)
+                await self._measure_and_report()
             except (KafkaError, TimeoutError) as error:
                 away_seconds = edge.monotonic_seconds() - self._kafka_answered_at_seconds
                 log.warning("kafka_does_not_answer", seconds=round(away_seconds, 1), error=repr(error))
                 if away_seconds > KAFKA_AWAY_SECONDS_MAX:
                     raise KafkaAway(f"Kafka has not answered for {away_seconds:.0f} s") from error
+                await asyncio.sleep(REPORT_SECONDS)
+
+    @honest
+    async def _measure_and_report(self) -> None:
+        async with reading(self._bootstrap, "read_committed") as consumer:
+            while True:
+                async with asyncio.timeout(ASK_SECONDS_MAX):
+                    await self._measure(consumer)
+                    if self._started:
+                        await self._report(self.status())
+                self._kafka_answered_at_seconds = edge.monotonic_seconds()
                 await asyncio.sleep(REPORT_SECONDS)
 
     async def _measure(self, consumer: AIOKafkaConsumer) -> None:
@@ -356,9 +362,9 @@ def _app(settings: Settings, bootstrap: str) -> App:
 def _exit_code(reason: BaseException) -> int:
     if isinstance(reason, ProducerFenced | WasFrozen):
         return EXIT_FENCED
-    if isinstance(reason, CannotTakeOver | AssignmentsDiffer):
+    if isinstance(reason, CannotTakeOver | AssignmentsDiffer | InvalidSessionTimeoutError):
         return EXIT_SETUP
-    if isinstance(reason, KafkaAway | KafkaConnectionError | TimeoutError):
+    if isinstance(reason, KafkaAway) or is_outage(reason):
         return EXIT_KAFKA_AWAY
     return EXIT_ERROR
 
@@ -366,4 +372,9 @@ def _exit_code(reason: BaseException) -> int:
 def _text(reason: BaseException) -> str:
     if isinstance(reason, ProducerFenced):
         return "another worker has taken over meanwhile; nothing of the last transaction is visible"
+    if isinstance(reason, InvalidSessionTimeoutError):
+        return (
+            "Kafka allows no session as short or as long as BERTH_SESSION_TIMEOUT_SECONDS says. Nothing was done. Set "
+            "it between the broker's group.min.session.timeout.ms (6 s by default) and group.max.session.timeout.ms."
+        )
     return str(reason) or repr(reason)

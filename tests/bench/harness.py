@@ -1,6 +1,7 @@
 """What ``berth bench`` does: a broker of its own, each measure so many times, systems in turn, then the report."""
 
 import asyncio
+import logging
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -86,4 +87,5 @@ def _brief(found: dict[str, Any]) -> str:
 
 def run(names: Sequence[str], repeat: int, console: Console) -> Runs:
     """Run everything, from a program without an event loop."""
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # new topics, and workers that are killed
     return asyncio.run(measure(names, repeat, console))

@@ -47,7 +47,7 @@ LATENCY_PER_SECOND: Final = 500
 LATENCY_SECONDS: Final = 8
 RESTORE_AGENTS: Final = 500
 RESTORE_ITEMS: Final = 100_000
-RESTORE_TEXT: Final = "x" * 650
+RESTORE_TEXT: Final = "x" * 800
 """Makes the average row of the changelog 500 bytes long."""
 TAKEOVER_PER_SECOND: Final = 200
 

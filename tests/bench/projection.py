@@ -101,7 +101,7 @@ async def _catch_up(bootstrap: str, url: str) -> dict[str, Any]:
             await producer.send(output.topic, output.value, output.key, partition=number, headers=list(output.headers))
             decisions += output.topic == DECISIONS.name
     await producer.stop()
-    async with _projector(bootstrap, url) as process:
+    async with projector(bootstrap, url) as process:
         samples: list[tuple[float, int]] = []
         async with asyncio.timeout(CAUGHT_UP_SECONDS_MAX):
             async for positions in _positions(url):
@@ -121,7 +121,7 @@ async def _lag(bootstrap: str, url: str) -> dict[str, Any]:
         by_partition[number] += outputs
     committed: dict[int, list[tuple[int, float, int]]] = {number: [] for number in range(PARTITIONS)}
     applied: dict[int, list[tuple[int, float]]] = {number: [] for number in range(PARTITIONS)}
-    async with _projector(bootstrap, url):
+    async with projector(bootstrap, url):
         listening = asyncio.create_task(_listen(url, applied))
         await asyncio.gather(
             *(_commit(bootstrap, number, by_partition[number], committed[number]) for number in range(PARTITIONS))
@@ -203,7 +203,7 @@ async def _positions(url: str) -> AsyncIterator[dict[int, int]]:
 
 
 @asynccontextmanager
-async def _projector(bootstrap: str, url: str) -> AsyncIterator[Child]:
+async def projector(bootstrap: str, url: str) -> AsyncIterator[Child]:
     environment = {"BERTH_KAFKA": bootstrap, "BERTH_DATABASE_URL": url, "BERTH_PARTITIONS": str(PARTITIONS)}
     async with child("api.cli", "projector", **environment) as process:
         await process.event("projector_follows")

@@ -5,8 +5,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 import pytest
 
+from api.http.database import _OURS
+from projections.schema import connect
 from streams import STATUSES, TRIGGERS
 from tests.integration.http_stack import Stack, limited, read_at
 
@@ -233,3 +236,13 @@ async def test_the_description_names_every_address(berth: Stack) -> None:
         "/healthz",
         "/readyz",
     } <= set(description["paths"])
+
+
+@pytest.mark.parametrize("name", sorted(_OURS))
+async def test_our_own_queries_use_an_index(berth: Stack, name: str) -> None:
+    parameters = {"agent_id": "a", "command_type": "pause", "seq": 1, "after_agent_id": "", "visible": None}
+    with connect(berth.database_url) as connection:
+        connection.execute("SET enable_seqscan TO off")  # the tables are small here
+        query = psycopg.ClientCursor(connection).mogrify(_OURS[name], {**parameters, "max_rows": None})
+        plan = "\n".join(line for (line,) in connection.execute(f"EXPLAIN {query}".encode()))
+    assert "Index" in plan and "Seq Scan" not in plan, plan

@@ -253,6 +253,11 @@ async def test_another_partition_count_is_refused_before_any_work(topics: Embedd
     assert not worker.count("assigned")
 
 
+async def test_a_session_that_kafka_does_not_allow_is_refused(topics: EmbeddedKafka) -> None:
+    """An error of the group's coordination, which must come to the surface although nothing is read through it."""
+    await refused(topics, "BERTH_SESSION_TIMEOUT_SECONDS", BERTH_SESSION_TIMEOUT_SECONDS="1")
+
+
 async def test_kafka_away_at_the_start() -> None:
     async with workers("127.0.0.1:9") as (worker,):
         assert await worker.ended() == 69, worker.account()

@@ -18,6 +18,7 @@ from projections import schema
 from projections.rebuild import compare, rebuild
 from projections.store import Store
 from streams import DECISIONS, TEXTS, TOPICS
+from tests.brokers import until
 from tests.conftest import PARTITIONS
 from tests.histories import History
 from tests.integration.projectors import (
@@ -176,6 +177,36 @@ async def test_tables_that_somebody_dropped_are_filled_again(
         with psycopg.connect(database, autocommit=True) as connection:
             connection.execute("DROP SCHEMA berth CASCADE")
         await published.publish(history.live(50).transactions())
+        await published.projected(database)
+    check_agents(database, history)
+
+
+async def test_a_second_projector_waits_and_takes_over_from_one_that_is_killed(
+    topics: EmbeddedKafka, published: Publisher, database: str, seed: int
+) -> None:
+    history = History(seed, PARTITIONS).live(100)
+    await published.publish(history.transactions())
+    async with (
+        projector(topics.bootstrap, database, PARTITIONS) as first,
+        projector(topics.bootstrap, database, PARTITIONS) as second,
+    ):
+        ready: list[bool] = []
+
+        async def one_is_ready() -> bool:
+            ready[:] = [(await process.readiness())[1]["ready"] for process in (first, second)]
+            return sum(ready) == 1
+
+        await until(one_is_ready, timeout_seconds=30)
+        working, waiting = (first, second) if ready[0] else (second, first)
+        await published.projected(database)
+
+        async def waits() -> bool:
+            return (await waiting.readiness())[1]["reasons"] == ["waiting for another projector to end"]
+
+        await until(waits, timeout_seconds=30)
+        await working.kill()
+        await published.publish(history.live(50).transactions())
+        await waiting.readiness_is(True)
         await published.projected(database)
     check_agents(database, history)
 

@@ -8,13 +8,16 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from api.cli.embedded_kafka import EmbeddedKafka
 from streams import TRIGGERS
+from tests.brokers import until
 from tests.integration.workers import (
+    COUNTING,
     LOADED,
     PARTITIONS,
     SESSION_SECONDS,
@@ -37,41 +40,56 @@ ENDS_WITH = {"term": 0, "kill": -9, "freeze": 75}
 """Exit codes that faults explain. A restart of Kafka explains none: workers outlive it."""
 
 
+async def counting_load(producer: AIOKafkaProducer) -> None:
+    await load(producer, 1_000_000, 1_000, LOADED)
+
+
 class Storm:
     """Workers under faults, at most four at once, at least one that is well."""
 
-    def __init__(self, kafka: EmbeddedKafka, running: list[WorkerProcess], chance: random.Random) -> None:
+    def __init__(
+        self, kafka: EmbeddedKafka, running: list[WorkerProcess], chance: random.Random, arguments: Sequence[str]
+    ) -> None:
         self.kafka = kafka
+        self.arguments = arguments
         self.running = running
         self.chance = chance
         self.faults: list[str] = []
         self.ended: list[WorkerProcess] = []
+        self.one_restart = asyncio.Lock()
 
     async def join(self) -> None:
         if len(self.running) < 4:
-            self.running.append(await WorkerProcess.start(self.kafka.bootstrap))
+            self.running.append(await WorkerProcess.start(self.kafka.bootstrap, self.arguments))
 
     async def term(self) -> None:
-        worker = self._victim()
-        await worker.logged("worker_listens")  # before that it hasn't heard of signals, and has nothing to hand over
-        assert await worker.stop() == 0, worker.account()
+        if self.running:
+            worker = self._victim()
+            await worker.logged(
+                "worker_listens"
+            )  # before that it hasn't heard of signals, and has nothing to hand over
+            assert await worker.stop() == 0, worker.account()
 
     async def kill(self) -> None:
-        await self._victim().kill()
+        if self.running:
+            await self._victim().kill()
 
     async def freeze(self) -> None:
         """Longer than its session, so that others take over; then it goes on."""
-        worker = self.chance.choice(self.running)
-        worker.send(signal.SIGSTOP)
-        await asyncio.sleep(SESSION_SECONDS + self.chance.uniform(1, 3))
-        worker.send(signal.SIGCONT)
+        if self.running:
+            worker = self.chance.choice(self.running)
+            worker.send(signal.SIGSTOP)
+            await asyncio.sleep(SESSION_SECONDS + self.chance.uniform(1, 3))
+            worker.send(signal.SIGCONT)
 
     async def restart_kafka(self) -> None:
-        await asyncio.to_thread(self.kafka.restart)
+        async with self.one_restart:
+            await asyncio.to_thread(self.kafka.restart)
 
     async def kill_kafka(self) -> None:
-        await asyncio.to_thread(self.kafka.kill)
-        await asyncio.to_thread(self.kafka.start)
+        async with self.one_restart:
+            await asyncio.to_thread(self.kafka.kill)
+            await asyncio.to_thread(self.kafka.start)
 
     async def fault(self, kinds: list[Callable[[], Awaitable[None]]], at_once: int = 1) -> None:
         chosen = [self.chance.choice(kinds) for _ in range(at_once)]
@@ -96,26 +114,42 @@ class Storm:
         return f"faults {self.faults}\n" + "\n\n".join(worker.account() for worker in [*self.running, *self.ended])
 
 
-async def run_storm(kafka: EmbeddedKafka, seed: int, kinds: list[str], faults: int, at_once: int = 1) -> Storm:
-    """The load goes on during all faults; then every partition must decide, and every record be accounted for."""
-    async with workers(kafka.bootstrap, 2) as running, sending(kafka.bootstrap) as producer:
-        storm = Storm(kafka, running, random.Random(seed))
+async def run_storm(
+    kafka: EmbeddedKafka,
+    seed: int,
+    kinds: list[str],
+    faults: int,
+    at_once: int = 1,
+    *,
+    loading: Callable[[AIOKafkaProducer], Awaitable[None]] = counting_load,
+    settled: Callable[[], Awaitable[bool]] | None = None,
+    arguments: Sequence[str] = COUNTING,
+) -> Storm:
+    """The load goes on during all faults; then every partition must decide, and every record be accounted for.
+
+    ``settled``: how to see that all is handled; by default every partition must decide a new record and all others.
+    """
+    async with workers(kafka.bootstrap, 2, arguments) as running, sending(kafka.bootstrap) as producer:
+        storm = Storm(kafka, running, random.Random(seed), arguments)
         await running[0].logged("restored")
-        loading = asyncio.create_task(load(producer, 1_000_000, 1_000, LOADED))
+        going_on = asyncio.ensure_future(loading(producer))
         for _ in range(faults):
             await asyncio.sleep(storm.chance.uniform(0.2, 1.5))
             await storm.fault([getattr(storm, kind) for kind in kinds], at_once)
-        loading.cancel()
-        await asyncio.gather(loading, return_exceptions=True)
+        going_on.cancel()
+        await asyncio.gather(going_on, return_exceptions=True)
         await producer.flush()
         await storm.keep_one()
         began = time.monotonic()
         try:
             fresh = [worker for worker in storm.running if not worker.count("assigned")]
             allowed = DECIDES_SECONDS + (START_SECONDS if len(fresh) == len(storm.running) else 0)
-            await every_partition_decides(kafka.bootstrap, allowed)
-            await all_handled(kafka.bootstrap, allowed + 10)
-        except AssertionError as error:
+            if settled is None:
+                await every_partition_decides(kafka.bootstrap, allowed)
+                await all_handled(kafka.bootstrap, allowed + 10)
+            else:
+                await until(settled, timeout_seconds=allowed + 20)
+        except (AssertionError, TimeoutError) as error:
             raise AssertionError(f"{error}\n{time.monotonic() - began:.1f} s\n{storm.account()}") from error
         await storm.keep_one()
         codes = {worker.process.returncode for worker in storm.ended}

@@ -23,6 +23,8 @@ SESSION_SECONDS = 6.0
 PARTITIONS = 8
 LOADED = [TRIGGERS.name, STATUSES.name, CONTROLS.name]
 
+COUNTING = ("-m", "tests.integration.counting_worker")
+
 Json = dict[str, Any]
 
 
@@ -38,12 +40,11 @@ class WorkerProcess:
         self._reading = asyncio.gather(self._read_log(), self._read_errors())
 
     @classmethod
-    async def start(cls, bootstrap: str, module: str = "tests.integration.counting_worker", **environment: str) -> Self:
+    async def start(cls, bootstrap: str, arguments: Sequence[str] = COUNTING, **environment: str) -> Self:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("BERTH_")}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-m",
-            module,
+            *arguments,
             cwd=ROOT,
             env=clean | {"BERTH_KAFKA": bootstrap} | environment,
             stdout=asyncio.subprocess.PIPE,
@@ -147,11 +148,13 @@ class WorkerProcess:
 
 
 @asynccontextmanager
-async def workers(bootstrap: str, count: int = 1, **environment: str) -> AsyncIterator[list[WorkerProcess]]:
+async def workers(
+    bootstrap: str, count: int = 1, arguments: Sequence[str] = COUNTING, **environment: str
+) -> AsyncIterator[list[WorkerProcess]]:
     """So many workers; whatever is in the list at the end is ended."""
     running: list[WorkerProcess] = []
     try:
-        running += [await WorkerProcess.start(bootstrap, **environment) for _ in range(count)]
+        running += [await WorkerProcess.start(bootstrap, arguments, **environment) for _ in range(count)]
         yield running
     finally:
         await asyncio.gather(*(worker.discard() for worker in running))

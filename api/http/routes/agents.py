@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import psycopg
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from psycopg_pool import PoolTimeout
 
 from api.http import views
@@ -46,12 +46,11 @@ async def list_agents(
 
 
 @router.get("/slots")
-async def slots_of_agents(service: ServiceOf, min_position: MinPosition) -> JSONResponse:
+async def slots_of_agents(service: ServiceOf, min_position: MinPosition) -> Response:
     """How many slots every agent may use (null: unlimited) and uses."""
-    async with service.database.reading(min_position) as reading:
-        found = await reading.rows("slots_of_agents_page", after_agent_id="", visible=None, max_rows=None)
-    agents = {row["agent_id"]: {"max": row["max_parallel"], "active": row["running"]} for row in found}
-    return answer({"agents": agents, "timestamp": views.instant(views.now())})
+    agents = await service.database.slots(min_position)
+    content = f'{{"agents":{agents},"timestamp":"{views.instant(views.now())}"}}'
+    return Response(content, media_type="application/json")
 
 
 @router.get("/{agent_id}")
@@ -105,11 +104,10 @@ async def archive_agent(service: ServiceOf, agent_id: AgentId, arrival: ArrivalO
 async def read_capacity(service: ServiceOf, agent_id: AgentId, min_position: MinPosition) -> JSONResponse:
     """The agent's slots and what runs in them."""
     async with service.database.reading(min_position) as reading:
-        row = await reading.row("agent", agent_id=agent_id)
-        if row is None:
-            raise unknown_agent(agent_id)
-        slots = await reading.rows("slots_of_agent", agent_id=agent_id)
-    return answer(views.capacity(row, slots, views.now()))
+        found = await reading.together(agent={"agent_id": agent_id}, slots_of_agent={"agent_id": agent_id})
+    if not found["agent"]:
+        raise unknown_agent(agent_id)
+    return answer(views.capacity(found["agent"][0], found["slots_of_agent"], views.now()))
 
 
 @router.put("/{agent_id}/capacity")
@@ -146,11 +144,13 @@ async def read_queue(
             "trigger_id": trigger_id,
         }
     async with service.database.reading(min_position) as reading:
-        agent = await reading.row("agent", agent_id=agent_id)
-        if agent is None:
-            raise unknown_agent(agent_id)
         after = {f"after_{name}": value for name, value in before.items()}
-        found = await reading.rows("queue_page", agent_id=agent_id, max_rows=rows, **after)
+        both = await reading.together(
+            agent={"agent_id": agent_id}, queue_page={"agent_id": agent_id, "max_rows": rows, **after}
+        )
+        if not both["agent"]:
+            raise unknown_agent(agent_id)
+        (agent,), found = both["agent"], both["queue_page"]
         first = found[0] if found else None
         passed = 0
         if first is not None and cursor is not None:

@@ -39,18 +39,28 @@ async def read_trigger(
     service: ServiceOf, agent_id: AgentId, trigger_id: TriggerId, min_position: MinPosition
 ) -> JSONResponse:
     """State, attempts, why it waits, position and timeline of a trigger."""
+    about = {"agent_id": agent_id, "trigger_id": trigger_id}
     async with service.database.reading(min_position) as reading:
-        agent = await reading.row("agent", agent_id=agent_id)
-        decisions = await reading.rows(
-            "decisions_of_id_page", agent_id=agent_id, id=trigger_id, after_seq=0, max_rows=TIMELINE_DECISIONS_MAX
+        found = await reading.together(
+            agent={"agent_id": agent_id},
+            trigger=about,
+            attempts_of_trigger=about,
+            texts_of_trigger=about,
+            decisions_of_id_page={
+                "agent_id": agent_id,
+                "id": trigger_id,
+                "after_seq": 0,
+                "max_rows": TIMELINE_DECISIONS_MAX,
+            },
         )
-        row = await reading.row("trigger", agent_id=agent_id, trigger_id=trigger_id)
-        if row is None:
+        decisions = found["decisions_of_id_page"]
+        agent = found["agent"][0] if found["agent"] else None
+        if not found["trigger"]:
             return answer(_refused(agent_id, trigger_id, agent, decisions))
-        attempts = await reading.rows("attempts_of_trigger", agent_id=agent_id, trigger_id=trigger_id)
-        texts = await reading.rows("texts_of_trigger", agent_id=agent_id, trigger_id=trigger_id)
+        (row,) = found["trigger"]
         assert agent is not None
         waiting = await _waiting(reading, agent, row) if row["state"] == "waiting" else _NOT_WAITING
+    attempts, texts = found["attempts_of_trigger"], found["texts_of_trigger"]
     return answer({**views.trigger(row, attempts, texts), **waiting, "timeline": views.timeline(trigger_id, decisions)})
 
 
@@ -69,15 +79,16 @@ async def _waiting(reading: Reading, agent: DictRow, row: DictRow) -> dict[str, 
     """Position, reason and every cause of waiting."""
     agent_id = agent["agent_id"]
     key = {name: row[name] for name in ("available_at", "created_at", "trigger_id")}
-    before = await reading.value("position_in_queue", agent_id=agent_id, **key)
-    slots = await reading.rows("slots_of_agent", agent_id=agent_id)
+    facts = await reading.together(
+        position_in_queue={"agent_id": agent_id, **key}, slots_of_agent={"agent_id": agent_id}
+    )
     held_since = None
     if agent["paused"] or agent["parked"] is not None:
         command = "pause" if agent["paused"] else "park"
         held_since = await reading.value("last_effective_decision", agent_id=agent_id, command_type=command)
-    found = causes(agent, row, views.now(), slots, held_since)
+    found = causes(agent, row, views.now(), facts["slots_of_agent"], held_since)
     return {
-        "position": before + 1,
+        "position": facts["position_in_queue"][0]["before"] + 1,
         "reason": found[0].reason if found else None,
         "waits_for": [views.cause(cause) for cause in found],
     }

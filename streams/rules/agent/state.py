@@ -72,7 +72,8 @@ class Line:
     """The live triggers of one conversation."""
 
     placed: list[tuple[tuple[int, int], str]] = field(default_factory=list)
-    unplaced: set[str] = field(default_factory=set)
+    unplaced: set[str] | None = None
+    """None while it is empty, as it is for most conversations: 200 bytes less for each."""
     running: str | None = None
 
     @property
@@ -82,7 +83,18 @@ class Line:
         return self.placed[0][1] if self.placed else None
 
     def __len__(self) -> int:
-        return len(self.placed) + len(self.unplaced)
+        return len(self.placed) + len(self.unplaced or ())
+
+    def add_unplaced(self, trigger_id: str) -> None:
+        if self.unplaced is None:
+            self.unplaced = set()
+        self.unplaced.add(trigger_id)
+
+    def discard_unplaced(self, trigger_id: str) -> None:
+        if self.unplaced is not None:
+            self.unplaced.discard(trigger_id)
+            if not self.unplaced:
+                self.unplaced = None
 
 
 class Agent:
@@ -217,7 +229,7 @@ class Agent:
         line = self.lines.get(conversation_id)
         if line:
             yield from (trigger_id for _, trigger_id in line.placed)
-            yield from sorted(line.unplaced)
+            yield from sorted(line.unplaced or ())
 
     def position(self, key: OrderKey) -> int:
         """From 1, in start order among those that wait."""
@@ -312,9 +324,9 @@ class Agent:
             line = self.lines[row.conversation_id] = Line()
             self.conversation_changed(row.conversation_id)
         if row.place is None:
-            line.unplaced.add(row.trigger_id)
+            line.add_unplaced(row.trigger_id)
             return
-        line.unplaced.discard(row.trigger_id)
+        line.discard_unplaced(row.trigger_id)
         before = self.ready_row(line)
         insort(line.placed, (row.place, row.trigger_id))
         if line.head == row.trigger_id and before is not None:
@@ -323,7 +335,7 @@ class Agent:
     def leave_line(self, row: TriggerRow) -> None:
         line = self.lines[row.conversation_id]
         if row.place is None:
-            line.unplaced.remove(row.trigger_id)
+            line.discard_unplaced(row.trigger_id)
         else:
             index = bisect_left(line.placed, (row.place, row.trigger_id))
             assert line.placed[index][1] == row.trigger_id
@@ -450,6 +462,8 @@ class Agent:
     def touch(self, row: TriggerRow, at: int) -> None:
         """The row changed at this instant: it is to be written, and what it is due later is to be looked at then."""
         self.changed[RowRef("trigger", row.trigger_id)] = None
+        if row.state == "waiting" and row.available_at <= at and row.expires_at is row.decide_before is row.claim_n is None:
+            return  # the usual case: it waits for room, and nothing is due
         self.deadlines.extend(
             deadline
             for deadline in self.deadlines_of(row)
