@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple
 
 from streams import DEAD_LETTERS, DECISIONS, DISPATCHES, TEXTS, codec
 from streams.codec import Output, Record
-from streams.rules import events, limits
+from streams.rules import dispatches, events, limits
 from streams.rules.agent.decide import decide
 from streams.rules.agent.state import Agent, RowRef, Watcher
 from streams.rules.agent.step import RunnerOutput, Step, Via
@@ -327,7 +327,7 @@ class Partition:
 
     def _for_runner(self, agent: Agent, output: RunnerOutput) -> bytes:
         value = output.__pydantic_serializer__.to_json(output, exclude_unset=True)
-        if isinstance(output, events.Dispatch):
+        if isinstance(output, dispatches.Dispatch):
             return codec.with_texts(value, self._texts.get((agent.agent_id, output.trigger_id)))
         return value
 

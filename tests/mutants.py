@@ -372,8 +372,8 @@ MUTANTS: Final = (
     Mutant(
         "the runner is not told of the stop",
         AGENT + "controls.py",
-        "    step.outputs.append(\n        events.StopRequest(",
-        "    [].append(\n        events.StopRequest(",
+        "    step.outputs.append(\n        dispatches.StopRequest(",
+        "    [].append(\n        dispatches.StopRequest(",
     ),
     Mutant(
         "the runner is not told of the lease",

@@ -1,4 +1,4 @@
-"""What is written down: events (a closed list), refusals, decisions; and what runners and readers of texts get.
+"""What is written down: events (a closed list), refusals, decisions, and texts for the projections.
 
 A decision is kept for ever: its form may grow by optional fields, and nothing in it is ever renamed or given another
 meaning. Folding the events of an agent's decisions gives its state (the moves of leases by signs of life aside).
@@ -17,7 +17,6 @@ from streams.rules.messages import (
     Instant,
     Message,
     ParallelismLimit,
-    Parent,
     SchemaVersion,
     Sha256,
     TimerKind,
@@ -486,59 +485,6 @@ def read_decision(value: bytes) -> Decision:
 def write_decision(decision: Decision) -> bytes:
     """pydantic_core.PydanticSerializationError if the value could not be read back."""
     return decision.__pydantic_serializer__.to_json(decision, exclude_unset=True, by_alias=True, warnings="error")
-
-
-class Dispatch(Written):
-    """An attempt for a runner (berth.dispatches); message and payload are appended as they came."""
-
-    type: Literal["dispatch"] = "dispatch"
-    v: SchemaVersion = 1
-    execution_id: Id
-    trigger_id: Id
-    agent_id: Id
-    conversation_id: Id
-    attempt: Count
-    max_attempts: Count
-    slot_number: Count
-    forced: StrictBool
-    kind: str
-    message: str | None = None
-    payload: Any = None
-    site: Id | None = None
-    environment_id: Id | None = None
-    folder: str | None = None
-    degraded: StrictBool = False
-    execution_class: Literal["standard", "background"] = "standard"
-    parent: Parent | None = None
-    timeout_seconds: Count
-    heartbeat_seconds: Count | None = None
-    lease_until: Instant
-    dispatched_at: Instant
-
-
-class StopRequest(Written):
-    """Tells the runner to end the attempt (berth.dispatches)."""
-
-    type: Literal["stop_requested"] = "stop_requested"
-    v: SchemaVersion = 1
-    execution_id: Id
-    agent_id: Id
-    trigger_id: Id
-    reason: str
-
-
-class Revocation(Written):
-    """Tells the runner that the attempt is no longer its own: whatever it says of it is ignored (berth.dispatches)."""
-
-    type: Literal["revoked"] = "revoked"
-    v: SchemaVersion = 1
-    execution_id: Id
-    agent_id: Id
-    trigger_id: Id
-    reason: str
-
-
-DispatchRecord = Annotated[Dispatch | StopRequest | Revocation, Field(discriminator="type")]
 
 
 class TextRecord(Written):

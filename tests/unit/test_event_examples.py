@@ -20,14 +20,14 @@ from streams import (
     WORKERS,
     codec,
 )
-from streams.rules import events, messages, site_events, site_messages
+from streams.rules import dispatches, events, messages, site_events, site_messages
 from streams.rules.agent.step import execution_prefix
 
 EVENTS = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
 EXAMPLES = re.findall(r"^```json (\S+)\n(.*?)^```", EVENTS, re.MULTILINE | re.DOTALL)
 INPUTS = {TRIGGERS.name, STATUSES.name, CONTROLS.name, SITE_CONTROLS.name}
 READERS: dict[str, TypeAdapter[Any]] = {
-    DISPATCHES.name: TypeAdapter(events.DispatchRecord),
+    DISPATCHES.name: TypeAdapter(dispatches.DispatchRecord),
     TEXTS.name: TypeAdapter(events.TextRecord),
 }
 
@@ -57,7 +57,7 @@ def test_every_record_type_that_somebody_writes_or_reads_has_an_example() -> Non
         (TRIGGERS.name, messages.TriggerRecord),
         (CONTROLS.name, messages.ControlRecord),
         (SITE_CONTROLS.name, site_messages.SiteControlRecord),
-        (DISPATCHES.name, events.DispatchRecord),
+        (DISPATCHES.name, dispatches.DispatchRecord),
     ):
         for member in get_args(get_args(union)[0]):
             assert (topic, member.model_fields["type"].default) in shown

@@ -11,7 +11,7 @@ A refusal is a value with a code. An exception here is a bug: the partition stop
 from collections.abc import Iterable
 from typing import Any, Literal, assert_never
 
-from streams.rules import events, limits
+from streams.rules import dispatches, events, limits
 from streams.rules.agent.accept import accept
 from streams.rules.agent.answers import resolved, site_answer, watched
 from streams.rules.agent.controls import control, stop, stop_all, stop_waiting
@@ -224,7 +224,7 @@ def _not_answered(step: Step, row: TriggerRow) -> None:
 
 def _revoke(step: Step, row: TriggerRow, reason: str) -> None:
     step.outputs.append(
-        events.Revocation(
+        dispatches.Revocation(
             execution_id=execution_id_of(row), agent_id=step.agent.agent_id, trigger_id=row.trigger_id, reason=reason
         )
     )

@@ -4,7 +4,7 @@ Room only shrinks along the waiters: who is oldest is looked at first, and once 
 ask or force can still act: those are never left waiting.
 """
 
-from streams.rules import events, limits
+from streams.rules import dispatches, events, limits
 from streams.rules.agent.rows import TriggerRow
 from streams.rules.agent.state import Agent
 from streams.rules.agent.step import Step, end_claim, execution_prefix
@@ -31,7 +31,7 @@ def _tell(step: Step) -> bool:
     while agent.untold:
         if not step.may_change():
             return False
-        conversation_id, watcher = next(iter(agent.untold))
+        conversation_id, watcher = agent.untold[0]
         outcome = agent.standing_of(conversation_id)
         step.messages.append(
             Resolved(
@@ -200,7 +200,7 @@ def _dispatch(step: Step, row: TriggerRow) -> None:
         )
     )
     step.outputs.append(
-        events.Dispatch(
+        dispatches.Dispatch(
             execution_id=execution_id,
             trigger_id=row.trigger_id,
             agent_id=agent.agent_id,

@@ -135,6 +135,11 @@ class TriggerRow:
         return self.on_busy in ("ask", "force")
 
     @property
+    def has_no_deadline(self) -> bool:
+        """Nothing but its time to start is to come, while it waits."""
+        return self.expires_at is None and self.decide_before is None and self.claim_n is None
+
+    @property
     def is_blocked(self) -> bool:
         """Whether an approval or a dependency keeps it from a place (E2, E3)."""
         if self.approval_required and not self.approved:

@@ -14,7 +14,7 @@ held       heads whose claim is granted, by key.   urgent: waiting asks and forc
 claimed    everything with a claim that does not run, by claim number.
 executions current attempts (running or being stopped) -> trigger.
 slots      numbers of the slots in use, and the free ones below the highest.
-untold     watchers of conversations that don't know yet how these stand.
+untold     watchers of conversations that don't know yet how these stand, in order: the log alone says who is first.
 """
 
 import heapq
@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-from sortedcontainers import SortedList
+from sortedcontainers import SortedList, SortedSet
 
 from streams.rules import events, limits
 from streams.rules.agent.rows import (
@@ -148,7 +148,7 @@ class Agent:
         """Sites that have not answered, and how many claims they owe: nothing more is asked there."""
         self.watches: dict[str, dict[Watcher, WatchRow]] = {}
         """By conversation."""
-        self.untold: dict[tuple[str, Watcher], None] = {}
+        self.untold: SortedSet[tuple[str, Watcher]] = SortedSet()
         self.executions: dict[str, str] = {}
         self.payload_bytes = 0
         self.forced_running = 0
@@ -432,17 +432,17 @@ class Agent:
         standing = self.standing_of(conversation_id)
         for watcher, row in self.watches.get(conversation_id, {}).items():
             if row.told == standing:
-                self.untold.pop((conversation_id, watcher), None)
+                self.untold.discard((conversation_id, watcher))
             else:
-                self.untold[conversation_id, watcher] = None
+                self.untold.add((conversation_id, watcher))
 
     def watch(self, conversation_id: str, watcher: Watcher) -> None:
         self.watches.setdefault(conversation_id, {})[watcher] = WatchRow()
-        self.untold[conversation_id, watcher] = None
+        self.untold.add((conversation_id, watcher))
         self.changed[RowRef("watch", conversation_id, None, watcher)] = None
 
     def told(self, conversation_id: str, watcher: Watcher, outcome: DependencyOutcome | None) -> None:
-        self.untold.pop((conversation_id, watcher), None)
+        self.untold.discard((conversation_id, watcher))
         watchers = self.watches[conversation_id]
         if outcome == "finished":
             del watchers[watcher]
@@ -462,7 +462,7 @@ class Agent:
     def touch(self, row: TriggerRow, at: int) -> None:
         """The row changed at this instant: it is to be written, and what it is due later is to be looked at then."""
         self.changed[RowRef("trigger", row.trigger_id)] = None
-        if row.state == "waiting" and row.available_at <= at and row.expires_at is row.decide_before is row.claim_n is None:
+        if row.state == "waiting" and row.available_at <= at and row.has_no_deadline:
             return  # the usual case: it waits for room, and nothing is due
         self.deadlines.extend(
             deadline

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Final, Literal
 
-from streams.rules import events, limits
+from streams.rules import dispatches, events, limits
 from streams.rules.agent.evolve import Origin, evolve
 from streams.rules.agent.rows import RememberedKind, TriggerRow
 from streams.rules.agent.state import DIGEST_DIGITS, Agent
@@ -16,7 +16,7 @@ from streams.rules.order import SECOND, order_key
 from streams.rules.site_messages import Claim, Release, Resolved, Sender, Watch
 
 ON_BUSY: Final = frozenset({None, "", "ask", "queue", "force", "interrupt"})
-RunnerOutput = events.Dispatch | events.StopRequest | events.Revocation
+RunnerOutput = dispatches.Dispatch | dispatches.StopRequest | dispatches.Revocation
 DeciderOutput = Claim | Release | Watch | Resolved
 _ENDS_WAITING: Final = (events.Dispatched, events.RefusedLater, events.Stopped, events.Expired)
 
@@ -142,7 +142,7 @@ def request_stop(step: Step, row: TriggerRow, requested_by: str | None, reason: 
         )
     )
     step.outputs.append(
-        events.StopRequest(
+        dispatches.StopRequest(
             execution_id=execution_id_of(row), agent_id=step.agent.agent_id, trigger_id=row.trigger_id, reason=reason
         )
     )

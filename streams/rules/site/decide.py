@@ -316,7 +316,7 @@ def _visit(step: SiteStep, walk: tuple[str, ...], claim: ClaimRow) -> bool:
             site.show(claim)
         else:
             site.hide(claim)
-    elif not site.is_open(claim):
+    elif site.is_shut(claim):
         if step.changes_left == 0:
             return False
         step.changes_left -= 1

@@ -79,6 +79,11 @@ class Site:
         """Whether every gate before the claim is open."""
         return self.row.created and not self.row.paused and all(self.gate(gate).is_open for gate in claim.gates)
 
+    def is_shut(self, claim: ClaimRow) -> bool:
+        """Whether somebody closed a gate before the claim. A budget that is used up is no reason to take back what it
+        was used up by."""
+        return self.row.paused or not all(self.gate(gate).enabled for gate in claim.gates)
+
     def next_grantable(self) -> ClaimRow | None:
         """The oldest shown claim that folders and pool have room for."""
         kinds = (False, True) if self.pool_used < self.row.capacity else (False,)
