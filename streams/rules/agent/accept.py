@@ -65,9 +65,9 @@ def _judge(step: Step, command: Trigger, defaults: limits.Defaults) -> None:
     if answers:
         assert head is not None
         step.emit(events.Replied(trigger_id=head.trigger_id, by=command.id))
-    if command.effective_on_busy == "interrupt" and head is not None and head.state == "running":
-        if head.grace_until is None:
-            request_stop(step, head, command.requested_by, "interrupted")
+    runs = head is not None and head.state == "running" and head.grace_until is None
+    if command.effective_on_busy == "interrupt" and head is not None and runs:
+        request_stop(step, head, command.requested_by, "interrupted")
     starts = (reason is None or urgent) and not (command.needs_site or environment_id is not None)
     accepted = events.Accepted(
         trigger_id=command.id,
@@ -164,18 +164,22 @@ def _why_wait(
     taken = agent.running + int(agent.asking.bisect_left(key))
     if limit is not None and taken >= limit:
         return "agent_parallelism_limit_reached"
-    starting = _conversations_starting_before(agent, key, step.at)
+    starting = _conversations_starting_before(agent, key, step.at, command.conversation_id if answers else None)
     if command.conversation_id in starting:
         return "conversation_busy"
     if limit is not None and taken + len(starting) >= limit:
         return "agent_parallelism_limit_reached"
+    budget = agent.row.run_budget
+    if budget is not None and len(agent.held) + len(agent.asking) + len(starting) >= budget:
+        return "run_budget_used_up"
     return None
 
 
-def _conversations_starting_before(agent: Agent, key: OrderKey, at: int) -> set[str]:
+def _conversations_starting_before(agent: Agent, key: OrderKey, at: int, replied: str | None) -> set[str]:
     """Conversations of older triggers that have become available and that no pump has seen since: they come first.
 
-    There are some only while a timer is late, above all while a backlog of input is handled.
+    There are some only while a timer is late, above all while a backlog of input is handled. ``replied``: the
+    conversation whose paused head is about to end.
     """
     starting: set[str] = set()
     ready = [keys for site, keys in agent.ready.items() if site not in agent.mute]
@@ -183,7 +187,8 @@ def _conversations_starting_before(agent: Agent, key: OrderKey, at: int) -> set[
         for older in keys.irange(maximum=key):
             row = agent.triggers[older.id.decode()]
             is_over = row.expires_at is not None and row.expires_at <= at
-            if not is_over and (row.place is not None or agent.head(row.conversation_id) is None):
+            is_first = row.place is not None or row.conversation_id == replied
+            if not is_over and (is_first or agent.head(row.conversation_id) is None):
                 starting.add(row.conversation_id)
     return starting
 
