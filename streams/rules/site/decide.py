@@ -242,14 +242,14 @@ def _pause(step: SiteStep, pause: bool) -> None:
 def _gate(step: SiteStep, command: Gate) -> None:
     gate_id: GateId = (command.scope, command.name)
     gate = step.site.gate(gate_id)
-    was_open = gate.is_open
+    was_open, was_enabled = gate.is_open, gate.enabled
     enabled = gate.enabled if command.enabled is None else command.enabled
     run_budget = command.run_budget if "run_budget" in command.model_fields_set else gate.run_budget
     if (enabled, run_budget) == (gate.enabled, gate.run_budget):
         step.ignored = Ignored(reason="unchanged")
         return
     step.emit(site_events.GateChanged(scope=command.scope, name=command.name, enabled=enabled, run_budget=run_budget))
-    if step.site.gate(gate_id).is_open != was_open:
+    if step.site.gate(gate_id).is_open != was_open or enabled != was_enabled:  # also one whose budget was used up
         step.emit(site_events.WalkNoted(walk=("gate", *gate_id)))
 
 
@@ -316,7 +316,7 @@ def _visit(step: SiteStep, walk: tuple[str, ...], claim: ClaimRow) -> bool:
             site.show(claim)
         else:
             site.hide(claim)
-    elif site.is_shut(claim):
+    elif site.recalls(walk):
         if step.changes_left == 0:
             return False
         step.changes_left -= 1

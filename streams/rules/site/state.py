@@ -79,10 +79,14 @@ class Site:
         """Whether every gate before the claim is open."""
         return self.row.created and not self.row.paused and all(self.gate(gate).is_open for gate in claim.gates)
 
-    def is_shut(self, claim: ClaimRow) -> bool:
-        """Whether somebody closed a gate before the claim. A budget that is used up is no reason to take back what it
-        was used up by."""
-        return self.row.paused or not all(self.gate(gate).enabled for gate in claim.gates)
+    def recalls(self, walk: tuple[str, ...]) -> bool:
+        """Whether a walk takes back what was granted: somebody has closed the gate that it is about.
+
+        A budget that is used up takes nothing back: it was used up by those very grants.
+        """
+        if walk[0] == "site":
+            return self.row.paused
+        return not self.gate(("organization" if walk[1] == "organization" else "department", walk[2])).enabled
 
     def next_grantable(self) -> ClaimRow | None:
         """The oldest shown claim that folders and pool have room for."""
