@@ -63,7 +63,9 @@ def _value(value: bytes | None) -> Json:
 def replayed(name: str) -> Driven:
     """Do everything in the file of commands again."""
     head, *lines = [json.loads(line) for line in commands_file(name).read_bytes().splitlines()]
-    driven = Driven(head["default_limit"], head["partitions"], head["number"], delivers=False, pool=head.get("pool", POOL_UNSAID))
+    driven = Driven(
+        head["default_limit"], head["partitions"], head["number"], delivers=False, pool=head.get("pool", POOL_UNSAID)
+    )
     driven.now = parse_instant(head["now"])
     for line in lines:
         driven.now = parse_instant(line["now"])

@@ -165,7 +165,9 @@ def real_state(driven: Driven, agent_id: str) -> dict[str, Any]:
     }
     return {
         "exists": agent.row.created,
-        "settings": (agent.row.parallelism_limit, agent.row.serial, agent.row.run_budget) if agent.row.created else None,
+        "settings": (agent.row.parallelism_limit, agent.row.serial, agent.row.run_budget)
+        if agent.row.created
+        else None,
         "ways": {id: (row.on_busy, row.approval_required and not row.approved) for id, row in live_rows(agent)},
         "forced": {id for id, row in agent.triggers.items() if row.forced and row.state == "running"},
         "flags": (agent.row.paused, agent.row.archived),

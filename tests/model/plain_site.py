@@ -149,7 +149,9 @@ class PlainSite:
         return not claim.worker or sum(other.worker for other in self.claims if other.granted) < self.capacity
 
     def grant(self) -> None:
-        while (claim := next((c for c in sorted(self.claims, key=lambda c: c.key) if self.may_start(c)), None)) is not None:
+        while (
+            claim := next((c for c in sorted(self.claims, key=lambda c: c.key) if self.may_start(c)), None)
+        ) is not None:
             passed = [
                 other
                 for other in sorted(self.claims, key=lambda other: other.key)

@@ -64,7 +64,12 @@ class BothSites:
 
     def compare(self) -> None:
         real = {
-            claim.id: (claim.n, claim.granted, claim.passed, None if (at := place_of(claim)) is None else [*at.segments])
+            claim.id: (
+                claim.n,
+                claim.granted,
+                claim.passed,
+                None if (at := place_of(claim)) is None else [*at.segments],
+            )
             for claim in self.real.claims.values()
         }
         plain = {(one.agent, one.trigger): (one.n, one.granted, one.passed, one.path) for one in self.plain.claims}
@@ -134,7 +139,9 @@ class BothSites:
         chance = self.chance
         self.count += 1
         about = {"id": f"k{self.count}", "site": "default", "requested_by": "u"}
-        match chance.choice(["gate", "gate", "budget", "pause", "resume", "resume", "capacity", "folder", "environment"]):
+        match chance.choice(
+            ["gate", "gate", "budget", "pause", "resume", "resume", "capacity", "folder", "environment"]
+        ):
             case "gate":
                 scope, name = chance.choice(GATES)
                 gate = Gate(**about, scope=scope, name=name, enabled=chance.random() < 0.7)

@@ -268,7 +268,9 @@ def test_of_two_reasons_the_first_in_order_is_given(first: int, second: int, on_
     assert driven.state() == before
 
 
-@pytest.mark.parametrize("later", [{"approval_required": True}, {"available_at": at_seconds(60)}, {"conversation_id": "c"}])
+@pytest.mark.parametrize(
+    "later", [{"approval_required": True}, {"available_at": at_seconds(60)}, {"conversation_id": "c"}]
+)
 def test_what_waits_for_any_reason_is_refused_when_the_backlog_is_full(later: Json) -> None:
     """A5, B3: agent_backlog_full is for what would wait, and comes last."""
     driven = Driven(default_limit=5)

@@ -8,7 +8,9 @@ from tests.driving import Driven, Json, at_seconds
 
 
 def needs(*conversations: tuple[str, str]) -> Json:
-    return {"depends_on": [{"agent_id": agent, "conversation_id": conversation} for agent, conversation in conversations]}
+    return {
+        "depends_on": [{"agent_id": agent, "conversation_id": conversation} for agent, conversation in conversations]
+    }
 
 
 def outcomes(driven: Driven, id: str = "w", agent_id: str = "A") -> tuple[str | None, ...]:
@@ -60,7 +62,9 @@ def test_one_that_failed_blocks_until_a_person_decides_or_it_succeeds(how: str, 
     """E2: dependency_failed; expired counts as stopped."""
     driven = Driven()
     driven.trigger("r", "B")
-    driven.trigger("b1", "B", conversation_id="c", max_attempts=1, expires_at=at_seconds(5) if how == "expired" else None)
+    driven.trigger(
+        "b1", "B", conversation_id="c", max_attempts=1, expires_at=at_seconds(5) if how == "expired" else None
+    )
     driven.trigger("w", **needs(("B", "c")))
     if how == "expired":
         driven.advance(5)

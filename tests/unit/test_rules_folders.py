@@ -144,7 +144,9 @@ def test_of_two_agents_asking_at_once_exactly_one_runs(one: str, other: str) -> 
         running = [agent_id for agent_id in ("A1", "A2") if driven.running(agent_id)]
         assert len(running) == 1
         driven.finish(driven.running(running[0])[0], running[0])
-        assert [agent_id for agent_id in ("A1", "A2") if driven.running(agent_id)] == [{"A1": "A2", "A2": "A1"}[running[0]]]
+        assert [agent_id for agent_id in ("A1", "A2") if driven.running(agent_id)] == [
+            {"A1": "A2", "A2": "A1"}[running[0]]
+        ]
 
 
 def test_also_the_same_agent_has_a_folder_once() -> None:

@@ -7,7 +7,7 @@ import pytest
 from streams import SITE_CONTROLS
 from streams.codec import Record
 from streams.rules import events, limits, site_events
-from tests.driving import Driven, Json
+from tests.driving import Driven, Json, at_seconds
 
 POOL: Json = {"worker": True}
 PERSON: Json = {"interactive": True, "kind": "chat"}
@@ -163,7 +163,9 @@ def test_closing_a_gate_whose_budget_is_used_up_takes_back_what_it_granted() -> 
     driven.deliver()
     assert driven.granted() == ["t1"]
     close(driven, "gate", {"scope": "organization", "name": "o"})
-    recalled = [e.trigger_id for d in driven.site_decisions for e in d.events if isinstance(e, site_events.ClaimRecalled)]
+    recalled = [
+        e.trigger_id for d in driven.site_decisions for e in d.events if isinstance(e, site_events.ClaimRecalled)
+    ]
     assert recalled == ["t1"]
     deliver_all(driven)
     driven.check()
@@ -184,7 +186,9 @@ def test_a_control_of_a_site_is_answered_once() -> None:
         ("pause_site", {"id": "k4"}),
     ]:
         decision = driven.site_control(kind, "far", **fields)
-        codes.append(decision.refusal.code if decision.refusal else decision.ignored.reason if decision.ignored else None)
+        codes.append(
+            decision.refusal.code if decision.refusal else decision.ignored.reason if decision.ignored else None
+        )
     assert codes == [
         "site_unknown", None, "duplicate", "trigger_id_conflict", "unchanged", "request_expired", None, "unchanged",
     ]  # fmt: skip
@@ -213,6 +217,20 @@ def test_a_gate_over_thousands_of_claims_is_worked_off_in_bounded_steps(kind: st
     driven.check()
 
 
+def test_nothing_is_granted_before_all_that_a_gate_kept_are_seen() -> None:
+    """[f], C2: the oldest is the last that the walk comes to."""
+    driven = Driven("unlimited", verified=False, pool=0)
+    with driven.held():
+        for number in range(450):
+            created = at_seconds(-number / 1000)
+            driven.trigger(f"t{number:03}", **POOL, organization_id="o", created_at=created)
+    close(driven, "gate", {"scope": "organization", "name": "o"})
+    driven.site_control("configure_site", capacity=2)
+    open_again(driven, "gate", {"scope": "organization", "name": "o"})
+    assert driven.running() == ["t449", "t448"]
+    driven.check()
+
+
 def test_a_crash_in_the_middle_of_a_walk_goes_on_with_it() -> None:
     """F1: the cursor is a row."""
     driven = Driven("unlimited", verified=False)
@@ -221,7 +239,14 @@ def test_a_crash_in_the_middle_of_a_walk_goes_on_with_it() -> None:
     with driven.held():
         for number in range(700):
             driven.trigger(f"t{number:04}", **POOL, organization_id="o", environment_id="e", folder=f"/{number}")
-    value = {"type": "delete_environment", "v": 1, "id": "k", "site": "default", "requested_by": "u", "environment_id": "e"}
+    value = {
+        "type": "delete_environment",
+        "v": 1,
+        "id": "k",
+        "site": "default",
+        "requested_by": "u",
+        "environment_id": "e",
+    }
     topic = SITE_CONTROLS.name
     driven.partition.handle(Record(topic, 0, driven.offset(topic), b"default", json.dumps(value).encode()), driven.now)
     driven.commit()

@@ -74,11 +74,12 @@ def test_the_capacity_is_stamped_and_a_lower_one_stops_nobody() -> None:
     driven.check()
 
 
-def test_a_site_that_nobody_configured_keeps_its_claims_waiting() -> None:
+@pytest.mark.parametrize("need", [POOL, {"environment_id": "e"}])
+def test_a_site_that_nobody_configured_keeps_its_claims_waiting(need: Json) -> None:
     """D1: site_unknown; an ask is refused with it."""
     driven = Driven()
-    driven.trigger("t1", **POOL, site="far")
-    driven.trigger("t2", "B", **POOL, site="far", **PERSON, on_busy="ask")
+    driven.trigger("t1", **need, site="far")
+    driven.trigger("t2", "B", **need, site="far", **PERSON, on_busy="ask")
     assert driven.refused() == {"t2": "site_unknown"}
     [event] = driven.events_of(events.ClaimWaiting)
     assert event.reason == "site_unknown"
@@ -415,6 +416,23 @@ def test_a_crash_between_any_two_messages_changes_nothing(step: int) -> None:
         driven.check()
         done += 1
     assert driven.running("B") == ["t2"]
+
+
+def test_a_claim_reserves_one_of_the_agents_budget() -> None:
+    """E4: reserved when it asks, so that no second one asks for what the first will spend."""
+    driven = Driven(5, delivers=False)
+    driven.configure(run_budget=1)
+    driven.trigger("t1", **POOL)
+    driven.trigger("t2", **POOL)
+    assert [command_of(output) for output in driven.messages] == [("claim", 1)]
+    refusal = driven.trigger("t3", **POOL, **PERSON, on_busy="ask").refusal
+    assert refusal is not None
+    assert refusal.code == "run_budget_used_up"
+    driven.stop("t1")
+    assert driven.claim_state("t2") == "asking"
+    deliver_all(driven)
+    assert driven.running() == ["t2"]
+    driven.check()
 
 
 def test_messages_of_one_trigger_are_bounded() -> None:
