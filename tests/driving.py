@@ -5,10 +5,11 @@
     driven.advance(60)
     assert driven.running() == ["t1"]
 
-What deciders tell each other is delivered when the record that caused it is committed, unless ``delivers`` is off: then
-it lies in ``undelivered``. What the worker does around a Partition is done here in the simplest way: rows and outputs are taken in one transaction
-after every record (``commit``), or later when a test holds them back to crash in between (``crash``). Each decision is
-checked when it is written: its size, its form read and written back, the chain, and what ``berth verify`` checks.
+What deciders tell each other is delivered when the record that caused it is committed, unless ``delivers`` is off:
+then it lies in ``undelivered``. What the worker does around a Partition is done here in the simplest way: rows and
+outputs are taken in one transaction after every record (``commit``), or later when a test holds them back to crash in
+between (``crash``). Each decision is checked when it is written: its size, its form read and written back, the chain,
+and what ``berth verify`` checks.
 ``check`` compares the indexes in memory with those rebuilt from the rows, and the state with the fold of the log.
 """
 

@@ -61,8 +61,8 @@ def test_each_command_event_and_row_is_in_a_recorded_log() -> None:
     forms = [form for form in MODELS if form.startswith(("command.", "site-command."))]
     assert {MODELS[form].model_fields["type"].default for form in forms} - commands == {"park"}
     assert {line["row"][0] for line in lines if "row" in line} == {
-        "agent", "trigger", "text", "conversation", "remembered", "partition", "watch", "site", "gate", "deletion", "claim",
-        "site_control"}  # fmt: skip
+        "agent", "trigger", "text", "conversation", "remembered", "partition", "watch", "site", "gate", "deletion",
+        "claim", "site_control"}  # fmt: skip
     assert {line.get("topic") for line in lines} >= {
         "berth.decisions", "berth.dispatches", "berth.texts", "berth.dead-letters", "berth.triggers",
         "berth.site-decisions", "berth.claims", "berth.signals"}  # fmt: skip

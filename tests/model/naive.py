@@ -168,7 +168,7 @@ class NaiveAgent:
             self.known["trigger", id] = content(command), at, "refused"
         return verdict
 
-    def accept(self, command: Json, at: int, via: str) -> Verdict:
+    def accept(self, command: Json, at: int, via: str) -> Verdict:  # noqa: C901 - as the rules say it, in one go
         interactive = bool(command.get("interactive")) and command.get("kind") not in NEVER_INTERACTIVE
         if not self.exists and via == "http":
             return "refused", "agent_not_found"

@@ -24,7 +24,7 @@ from streams.rules.site_messages import (
     ResumeSite,
     Sender,
 )
-from tests.driving import T0
+from tests.driving import T0, Json
 from tests.model.plain_site import PlainGate, PlainSite
 
 PATHS = ("/", "/a", "/a/b", "/a/b/c", "/a/bc", "/d", "/d/e", "/d/e/f", None)
@@ -74,7 +74,7 @@ class BothSites:
         }
         plain = {(one.agent, one.trigger): (one.n, one.granted, one.passed, one.path) for one in self.plain.claims}
         assert real == plain
-        for id in {*self.real.gates, *self.plain.gates}:
+        for id in GATES:
             gate, other = self.real.gate(id), self.plain.gates.get(id, PlainGate())
             assert (gate.enabled, gate.run_budget) == (other.enabled, other.budget), id
         for claim in self.plain.claims:
@@ -138,7 +138,7 @@ class BothSites:
     def control(self) -> None:
         chance = self.chance
         self.count += 1
-        about = {"id": f"k{self.count}", "site": "default", "requested_by": "u"}
+        about: Json = {"id": f"k{self.count}", "site": "default", "requested_by": "u"}
         match chance.choice(
             ["gate", "gate", "budget", "pause", "resume", "resume", "capacity", "folder", "environment"]
         ):

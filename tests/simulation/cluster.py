@@ -92,15 +92,15 @@ class Cluster:
         value = {"type": "stop", "v": 1, "id": f"s{self.sent}", "agent_id": agent_id, **fields}
         self.send(TRIGGERS.name, agent_id, value)
 
-    def control(self, agent_id: str, type: str, **fields: Any) -> None:
+    def control(self, agent_id: str, kind: str, **fields: Any) -> None:
         self.sent += 1
         about = {"id": f"k{self.sent}", "agent_id": agent_id, "requested_by": "someone"}
-        self.send(CONTROLS.name, agent_id, {"type": type, "v": 1, **about, **fields})
+        self.send(CONTROLS.name, agent_id, {"type": kind, "v": 1, **about, **fields})
 
-    def site_control(self, site: str, type: str, **fields: Any) -> None:
+    def site_control(self, site: str, kind: str, **fields: Any) -> None:
         self.sent += 1
         about = {"id": f"z{self.sent}", "site": site, "requested_by": "someone"}
-        self.send(SITE_CONTROLS.name, site, {"type": type, "v": 1, **about, **fields})
+        self.send(SITE_CONTROLS.name, site, {"type": kind, "v": 1, **about, **fields})
 
     # Owning
 

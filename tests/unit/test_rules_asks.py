@@ -190,9 +190,14 @@ def test_force_never_passes_a_serial_agent(serial: Json) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "expected"), [("pause", "agent_paused"), ("budget", "run_budget_used_up"), ("approval", "approval_required"),
-                           ("depends", "dependency_unfinished")]
-)  # fmt: skip
+    ("what", "expected"),
+    [
+        ("pause", "agent_paused"),
+        ("budget", "run_budget_used_up"),
+        ("approval", "approval_required"),
+        ("depends", "dependency_unfinished"),
+    ],
+)
 @pytest.mark.parametrize("on_busy", ["ask", "force"])
 def test_force_passes_nothing_but_the_limit(what: str, expected: str, on_busy: str) -> None:
     """B4."""

@@ -354,7 +354,8 @@ def test_becoming_serial_sets_the_limit_to_one_in_the_same_event(fields: Json) -
     assert driven.running() == ["t1"]
     driven.finish("t1")
     assert driven.running() == ["t2"]
-    driven.configure(**dict.fromkeys(fields))
+    undone: Json = dict.fromkeys(fields)
+    driven.configure(**undone)
     assert driven.agent().limit == 1, "what it was is not remembered"
     driven.configure(parallelism_limit=2)
     assert driven.running() == ["t2", "t3"]

@@ -91,13 +91,14 @@ def test_the_first_reason_in_order_is_given() -> None:
     close(driven, "gate", {"scope": "department", "name": "d"})
     driven.site_control("gate", scope="organization", name="o", run_budget=0)
     codes = []
-    for number, (kind, fields) in enumerate([
+    opened: list[tuple[str, Json]] = [
         ("configure_site", {"capacity": 0}),
         ("resume_site", {}),
         ("gate", {"scope": "organization", "name": "o", "enabled": True}),
         ("gate", {"scope": "department", "name": "d", "enabled": True}),
         ("gate", {"scope": "organization", "name": "o", "run_budget": 5}),
-    ]):  # fmt: skip
+    ]
+    for number, (kind, fields) in enumerate(opened):
         driven.site_control(kind, **fields)
         driven.trigger(f"t{number}", "A", **POOL, **place, **PERSON, on_busy="ask")
         codes.append(driven.refused()[f"t{number}"])
@@ -175,7 +176,7 @@ def test_a_control_of_a_site_is_answered_once() -> None:
     """F8, B5: repeats, conflicts, late ones, and sites that don't exist."""
     driven = Driven()
     codes: list[str | None] = []
-    for kind, fields in [
+    controls: list[tuple[str, Json]] = [
         ("pause_site", {"id": "k0"}),
         ("configure_site", {"id": "k1", "capacity": 3}),
         ("configure_site", {"id": "k1", "capacity": 3}),
@@ -184,7 +185,8 @@ def test_a_control_of_a_site_is_answered_once() -> None:
         ("pause_site", {"id": "k3", "decide_before": "2026-03-01T10:00:00Z"}),
         ("pause_site", {"id": "k3"}),
         ("pause_site", {"id": "k4"}),
-    ]:
+    ]
+    for kind, fields in controls:
         decision = driven.site_control(kind, "far", **fields)
         codes.append(
             decision.refusal.code if decision.refusal else decision.ignored.reason if decision.ignored else None

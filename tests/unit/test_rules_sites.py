@@ -168,7 +168,7 @@ def test_an_unanswered_claim_gives_its_slot_up_and_its_site_is_asked_no_more() -
 
 @pytest.mark.parametrize("seconds", [5, 40])
 def test_an_ask_whose_site_says_nothing_is_refused_at_its_deadline(seconds: int) -> None:
-    """B5, [e]: at decide_before, at most at the end of R; the claim is withdrawn, a late grant is given back by that."""
+    """B5, [e]: at decide_before, at the latest at the end of R; the claim is withdrawn, and with it a late grant."""
     driven = Driven(delivers=False)
     decision = driven.trigger("t1", **POOL, **PERSON, on_busy="ask", decide_before=at_seconds(seconds))
     assert decision.settles == (), "its sender has still to wait"

@@ -49,7 +49,9 @@ from streams.rules.order import SECOND
 from streams.rules.site_messages import Degraded, Denied, Granted, Recall, Resolved, Waiting, Watch
 
 
-def decide(agent: Agent, command: AgentCommand, at: int, via: Via, defaults: limits.Defaults) -> Step:
+def decide(  # noqa: C901 - one case a command
+    agent: Agent, command: AgentCommand, at: int, via: Via, defaults: limits.Defaults
+) -> Step:
     """Handle one command at instant ``at``; the agent's state is changed by the events of the step that is returned."""
     step = Step(agent, at, command, agent.row.seq + 1)
     match command:

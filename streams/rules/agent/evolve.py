@@ -21,7 +21,7 @@ class Origin(NamedTuple):
     command: object
 
 
-def evolve(agent: Agent, event: events.Event, origin: Origin) -> None:  # noqa: C901, PLR0912 - one case an event
+def evolve(agent: Agent, event: events.Event, origin: Origin) -> None:  # noqa: C901, PLR0912, PLR0915 - one case an event
     """Apply one event. AssertionError or KeyError: the event doesn't fit the state, the log is corrupt."""
     match event:
         case events.Dispatched():
