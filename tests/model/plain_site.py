@@ -44,6 +44,8 @@ class PlainClaim:
 class PlainGate:
     enabled: bool = True
     budget: int | None = None
+    given: list[PlainClaim] = field(default_factory=list)
+    """What took from this budget."""
 
 
 @dataclass
@@ -86,8 +88,8 @@ class PlainSite:
                 self.claims.remove(claim)
                 if claim.granted and not command.started:
                     for gate in claim.gates:
-                        if gate in self.gates and (budget := self.gates[gate].budget) is not None:
-                            self.gates[gate].budget = budget + 1
+                        if gate in self.gates and claim in self.gates[gate].given:
+                            self.gates[gate].budget = (self.gates[gate].budget or 0) + 1
         self.grant()
 
     def pause(self, paused: bool) -> None:
@@ -105,8 +107,8 @@ class PlainSite:
         gate = self.gates.setdefault((command.scope, command.name), PlainGate())
         was_enabled = gate.enabled
         gate.enabled = gate.enabled if command.enabled is None else command.enabled
-        if "run_budget" in command.model_fields_set:
-            gate.budget = command.run_budget
+        if "run_budget" in command.model_fields_set and command.run_budget != gate.budget:
+            gate.budget, gate.given = command.run_budget, []
         if was_enabled and not gate.enabled:
             self.recall([claim for claim in self.claims if (command.scope, command.name) in claim.gates])
         self.grant()
@@ -163,4 +165,5 @@ class PlainSite:
             for gate in claim.gates:
                 if gate in self.gates and (budget := self.gates[gate].budget) is not None:
                     self.gates[gate].budget = budget - 1
+                    self.gates[gate].given.append(claim)
             self.say("granted", claim)

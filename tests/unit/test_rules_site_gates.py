@@ -152,6 +152,22 @@ def test_a_budget_comes_back_with_a_claim_that_never_started() -> None:
     driven.check()
 
 
+@pytest.mark.parametrize("budget", [0, 1])
+def test_what_was_granted_before_a_budget_was_set_gives_nothing_back_to_it(budget: int) -> None:
+    """E4: what an operator says is left is what is left."""
+    driven = Driven(pool=5, delivers=False)
+    driven.trigger("x", "B", **POOL)
+    deliver_all(driven)
+    driven.trigger("t1", **POOL, organization_id="o")
+    driven.deliver()
+    driven.site_control("gate", scope="organization", name="o", run_budget=budget)
+    driven.stop("t1")
+    deliver_all(driven)
+    assert driven.site().gate(("organization", "o")).run_budget == budget
+    driven.crash()
+    driven.check()
+
+
 def test_closing_a_gate_whose_budget_is_used_up_takes_back_what_it_granted() -> None:
     """E1: disabled binds whatever the budget was."""
     driven = Driven(pool=1, delivers=False)

@@ -46,6 +46,8 @@ def evolve(site: Site, event: site_events.SiteEvent, origin: SiteOrigin) -> None
             site.row.paused = False
         case site_events.GateChanged():
             gate = site.gates.setdefault((event.scope, event.name), GateRow())
+            if event.run_budget != gate.run_budget:
+                gate.budget_seq = site.row.seq + 1
             gate.enabled, gate.run_budget = event.enabled, event.run_budget
             site.changed[SiteRowRef("gate", (event.scope, event.name))] = None
         case site_events.FolderDeleted():
@@ -87,6 +89,7 @@ def _granted(site: Site, event: site_events.ClaimGranted) -> None:
     assert claim.n == event.n and not claim.granted
     site.hide(claim)
     claim.granted = True
+    claim.granted_seq = site.row.seq + 1
     site.take(claim)
     site.touch(claim)
     for gate_id in claim.gates:
@@ -108,9 +111,10 @@ def _closed(site: Site, event: site_events.ClaimClosed) -> None:
     claim = site.claims[ClaimId(event.agent_id, event.trigger_id)]
     assert claim.n == event.n
     if claim.granted and not event.started:
+        assert claim.granted_seq is not None
         for gate_id in claim.gates:
             gate = site.gates.get(gate_id)
-            if gate is not None and gate.run_budget is not None:
+            if gate is not None and gate.run_budget is not None and claim.granted_seq >= gate.budget_seq:
                 gate.run_budget += 1
                 site.changed[SiteRowRef("gate", gate_id)] = None
     _remove(site, claim)

@@ -39,6 +39,8 @@ class GateRow:
     enabled: bool = True
     run_budget: int | None = None
     """Attempts left to grant; None: not bounded."""
+    budget_seq: int = 0
+    """The decision that set it: what was granted before took nothing from it, and gives nothing back to it."""
 
     @property
     def is_open(self) -> bool:
@@ -69,6 +71,8 @@ class ClaimRow:
     organization_id: str | None = None
     department_id: str | None = None
     granted: bool = False
+    granted_seq: int | None = None
+    """The decision that granted it."""
     passed: int = 0
     """Grants to younger claims while this was the oldest that they passed."""
 
