@@ -274,6 +274,33 @@ def test_a_late_grant_goes_back_and_is_kept_for_the_oldest_the_fourth_time() -> 
     driven.check()
 
 
+def test_of_two_that_came_too_late_often_only_the_oldest_keeps_its_grant() -> None:
+    """H: one grant an agent, so that no agent hoards workers."""
+    driven = Driven(pool=2)
+    driven.configure("H", parallelism_limit="unlimited")
+    for id in ("a0", "b0"):
+        driven.trigger(id, "H", **POOL)
+    driven.trigger("t1", **POOL)
+    driven.trigger("t2", **POOL)
+    driven.advance(1)
+    driven.trigger("busy0")
+    for number in range(1, limits.LATE_GRANTS_MAX + 1):
+        for hog in "ab":
+            driven.finish(f"{hog}{number - 1}", "H")
+        assert {driven.agent().triggers[id].late for id in ("t1", "t2")} == {number}
+        for hog in "ab":
+            driven.trigger(f"{hog}{number}", "H", **POOL)
+        driven.trigger(f"busy{number}")
+        driven.finish(f"busy{number - 1}")
+        assert driven.running() == [f"busy{number}"]
+        assert (driven.claim_state("t1"), driven.claim_state("t2")) == ("standing", "standing")
+    for hog in "ab":
+        driven.finish(f"{hog}{limits.LATE_GRANTS_MAX}", "H")
+    assert (driven.claim_state("t1"), driven.claim_state("t2")) == ("held", None)
+    assert driven.granted() == ["t1"]
+    driven.check()
+
+
 @pytest.mark.parametrize("state", ["asking", "granted on its way", "standing", "held"])
 @pytest.mark.parametrize("how", ["stop", "conversation", "archive", "pause", "reschedule", "expiry"])
 def test_what_waits_no_longer_withdraws_its_claim_wherever_it_is(state: str, how: str) -> None:
@@ -432,6 +459,19 @@ def test_a_claim_reserves_one_of_the_agents_budget() -> None:
     assert driven.claim_state("t2") == "asking"
     deliver_all(driven)
     assert driven.running() == ["t2"]
+    driven.check()
+
+
+@pytest.mark.parametrize("on_busy", ["ask", "force"])
+def test_an_ask_whose_budget_was_taken_away_while_it_asked_is_told_so(on_busy: str) -> None:
+    """B3, E4: not that the agent is full."""
+    driven = Driven(5, delivers=False)
+    driven.configure(run_budget=1)
+    driven.trigger("t1", **POOL, **PERSON, on_busy=on_busy)
+    driven.configure(run_budget=0)
+    deliver_all(driven)
+    assert driven.refused() == {"t1": "run_budget_used_up"}
+    assert driven.granted() == []
     driven.check()
 
 

@@ -131,8 +131,10 @@ def _start(step: Step) -> bool:
         if forces and agent.may_force and agent.row.run_budget != 0:
             _go(step, row)
         else:
-            end_claim(step, row, "agent_parallelism_limit_reached")
             code = "force_limit_reached" if forces else "agent_parallelism_limit_reached"
+            if agent.row.run_budget == 0:
+                code = "run_budget_used_up"
+            end_claim(step, row, code)
             step.emit(events.RefusedLater(trigger_id=row.trigger_id, code=code))
 
 
