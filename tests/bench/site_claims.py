@@ -70,7 +70,9 @@ def main() -> int:
         taken = measure(folders)
         p99 = taken[int(len(taken) * 0.99)]
         slowest = max(slowest, p99)
-        sys.stdout.write(f"{WAITING} waiting in {folders} folders: p50 {taken[len(taken) // 2]:.3f} ms, p99 {p99:.3f} ms\n")
+        sys.stdout.write(
+            f"{WAITING} waiting in {folders} folders: p50 {taken[len(taken) // 2]:.3f} ms, p99 {p99:.3f} ms\n"
+        )
     return 0 if slowest <= MILLISECONDS_MAX else 1
 
 

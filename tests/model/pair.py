@@ -8,7 +8,8 @@ from streams.rules.agent.rows import TriggerRow
 from streams.rules.agent.state import Agent
 from streams.rules.agent.timers import lease_deadline
 from tests.driving import T0, Driven, Json
-from tests.model.naive import SECOND, NaiveAgent, Verdict
+from tests.model.naive import NaiveAgent, Verdict
+from tests.model.work import SECOND
 
 NO_STATUS_REASONS = {"stale", "after_final", "duplicate"}
 

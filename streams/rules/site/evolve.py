@@ -45,11 +45,7 @@ def evolve(site: Site, event: site_events.SiteEvent, origin: SiteOrigin) -> None
         case site_events.SiteResumed():
             site.row.paused = False
         case site_events.GateChanged():
-            gate = site.gates.setdefault((event.scope, event.name), GateRow())
-            if event.run_budget != gate.run_budget:
-                gate.budget_seq = site.row.seq + 1
-            gate.enabled, gate.run_budget = event.enabled, event.run_budget
-            site.changed[SiteRowRef("gate", (event.scope, event.name))] = None
+            _gate_changed(site, event)
         case site_events.FolderDeleted():
             site.deletions[event.environment_id, event.path] = DeletionRow(origin.at)
             site.changed[SiteRowRef("deletion", (event.environment_id, event.path))] = None
@@ -82,6 +78,14 @@ def _opened(site: Site, event: site_events.ClaimOpened, origin: SiteOrigin) -> N
     assert claim.id not in site.claims
     site.enter(claim)
     site.touch(claim)
+
+
+def _gate_changed(site: Site, event: site_events.GateChanged) -> None:
+    gate = site.gates.setdefault((event.scope, event.name), GateRow())
+    if event.run_budget != gate.run_budget:
+        gate.budget_seq = site.row.seq + 1
+    gate.enabled, gate.run_budget = event.enabled, event.run_budget
+    site.changed[SiteRowRef("gate", (event.scope, event.name))] = None
 
 
 def _granted(site: Site, event: site_events.ClaimGranted) -> None:
