@@ -201,7 +201,8 @@ async def test_a_second_projector_waits_and_takes_over_from_one_that_is_killed(
         await published.projected(database)
 
         async def waits() -> bool:
-            return (await waiting.readiness())[1]["reasons"] == ["waiting for another projector to end"]
+            reasons: list[str] = (await waiting.readiness())[1]["reasons"]
+            return reasons == ["waiting for another projector to end"]
 
         await until(waits, timeout_seconds=30)
         await working.kill()
