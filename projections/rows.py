@@ -216,12 +216,14 @@ class DeadLetterRow(NamedTuple):
 
 @dataclass(slots=True)
 class Named:
-    """The rows that some decisions read or change, except the conversations of triggers that are stored."""
+    """The rows that some decisions read or change; of triggers that end in them, the conversations are named too."""
 
     agents: set[str] = field(default_factory=set)
     conversations: set[ConversationKey] = field(default_factory=set)
     triggers: set[TriggerKey] = field(default_factory=set)
     attempts: set[AttemptKey] = field(default_factory=set)
+    ending: set[TriggerKey] = field(default_factory=set)
+    """Triggers that may end: whoever has their rows names their conversations."""
 
     def add(self, decision: events.Decision) -> None:
         agent_id = decision.agent_id
@@ -233,14 +235,26 @@ class Named:
                 execution_id = getattr(event, "execution_id", None)
                 if execution_id is not None:
                     self.attempts.add((agent_id, trigger_id, execution_id))
+                if isinstance(event, _ENDING):
+                    self.ending.add((agent_id, trigger_id))
             if isinstance(event, events.Accepted) and isinstance(decision.command, Trigger):
                 self.conversations.add((agent_id, decision.command.conversation_id))
             elif isinstance(event, events.Forgotten):
                 self.conversations.update((agent_id, id) for id in event.conversations)
 
 
+_ENDING: Final = (
+    events.Finished,
+    events.AttemptFailed,
+    events.LeaseExpired,
+    events.Replied,
+    events.Stopped,
+    events.Expired,
+)
+
+
 class Rows:
-    """The rows that a batch of decisions changes, by key; and those that it adds."""
+    """The rows that a batch of decisions reads and changes, by key; and those that it adds."""
 
     def __init__(self) -> None:
         self.agents: dict[str, AgentRow] = {}
@@ -249,6 +263,32 @@ class Rows:
         self.attempts: dict[AttemptKey, AttemptRow] = {}
         self.decisions: list[DecisionRow] = []
         self.decision_ids: list[DecisionIdRow] = []
+
+    def __len__(self) -> int:
+        return len(self.agents) + len(self.conversations) + len(self.triggers) + len(self.attempts)
+
+    def of(self, named: Named) -> tuple[tuple[dict[Any, Any], set[Any]], ...]:
+        """The rows by kind, each with the keys that are named of it: agents, conversations, triggers, attempts."""
+        return (
+            (self.agents, named.agents),
+            (self.conversations, named.conversations),
+            (self.triggers, named.triggers),
+            (self.attempts, named.attempts),
+        )
+
+    def keep_living(self, named: Named) -> None:
+        """What is named is written: drop what of it has ended, and what was added."""
+        for conversation_key in named.conversations & self.conversations.keys():
+            if not self.conversations[conversation_key].live:
+                del self.conversations[conversation_key]
+        for trigger_key in named.triggers & self.triggers.keys():
+            if self.triggers[trigger_key].ended_at is not None:
+                del self.triggers[trigger_key]
+        for attempt_key in named.attempts & self.attempts.keys():
+            if self.attempts[attempt_key].ended_at is not None:
+                del self.attempts[attempt_key]
+        self.decisions = []
+        self.decision_ids = []
 
     def apply(self, topic: str, partition: int, offset: int, decision: events.Decision, value: bytes) -> None:
         """Apply the decision that a record of the log holds, after those before it. CannotApply if it doesn't fit."""

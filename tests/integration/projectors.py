@@ -109,7 +109,7 @@ class ProjectorProcess(WorkerProcess):
     async def of(cls, bootstrap: str, url: str, partitions: int) -> "ProjectorProcess":
         return await cls.start(
             bootstrap,
-            "tests.integration.projector_command",
+            ("-m", "api.cli", "projector"),
             BERTH_DATABASE_URL=url,
             BERTH_PARTITIONS=str(partitions),
         )

@@ -17,7 +17,8 @@ from psycopg import sql
 from api.cli.embedded_postgres import EmbeddedPostgres
 from projections import schema, snapshots
 from projections.rows import CannotApply
-from projections.store import TABLES, Applied, LogRecord, Moved, Store
+from projections.store import Applied, LogRecord, Moved, Store
+from projections.tables import TABLES
 from streams import DECISIONS, TEXTS
 from streams.rules.agent.state import Agent
 from streams.rules.events import read_decision, write_decision
@@ -34,8 +35,11 @@ def store(database: str) -> Iterator[Store]:
 
 
 def positions(store: Store, records: Sequence[LogRecord]) -> dict[tuple[str, int], int]:
+    """Where the checkpoints are; the store begins anew only where there are none, and so keeps what it knows."""
     wanted = {(record.topic, record.partition) for record in records}
-    return store.positions(wanted)
+    rows = store.connection.execute("SELECT topic, partition, next_offset FROM checkpoints")
+    found = {(topic, partition): offset for topic, partition, offset in rows}
+    return found if wanted <= found.keys() else store.positions(wanted)
 
 
 def project(store: Store, records: Sequence[LogRecord]) -> None:
