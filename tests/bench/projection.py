@@ -16,10 +16,11 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import aiohttp
 import psycopg
 from aiokafka import AIOKafkaProducer
 
@@ -81,14 +82,33 @@ def _finished(dispatch: dict[str, Any]) -> dict[str, Any]:
 
 async def projection(bootstrap: str) -> dict[str, Any]:
     """Both measures, each on empty topics and tables."""
+    with postgres() as url:
+        found = await _catch_up(bootstrap, url)
+        with psycopg.connect(url) as connection:
+            connection.execute("DROP SCHEMA berth CASCADE")
+        return found | await _lag(bootstrap, url)
+
+
+@contextmanager
+def postgres() -> Iterator[str]:
+    """URL of a server of its own."""
     with (
         tempfile.TemporaryDirectory(prefix="berth-postgres-") as directory,
-        EmbeddedPostgres(Path(directory), port=None) as postgres,
+        EmbeddedPostgres(Path(directory), port=None) as server,
     ):
-        found = await _catch_up(bootstrap, postgres.url)
-        with psycopg.connect(postgres.url) as connection:
-            connection.execute("DROP SCHEMA berth CASCADE")
-        return found | await _lag(bootstrap, postgres.url)
+        yield server.url
+
+
+async def seconds_behind(process: Child) -> float:
+    """How long it takes the projector to get to the end of the log from now, when nothing is written any more."""
+    _, listens = await process.event("projector_listens")
+    began = time.monotonic()
+    async with asyncio.timeout(CAUGHT_UP_SECONDS_MAX), aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(listens["readyz"]) as answer:
+                if (await answer.json())["lag_records"] == 0:
+                    return time.monotonic() - began
+            await asyncio.sleep(0.05)
 
 
 async def _catch_up(bootstrap: str, url: str) -> dict[str, Any]:
