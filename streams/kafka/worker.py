@@ -348,8 +348,8 @@ def _app(settings: Settings, bootstrap: str) -> App:
         value_serializer="raw",
         broker_session_timeout=session_seconds,
         # A rebalance lasts until the last member has heard of it with a heartbeat, so often means soon over.
-        broker_heartbeat_interval=session_seconds / 15,
-        broker_rebalance_timeout=2 * session_seconds,
+        broker_heartbeat_interval=session_seconds / 24,
+        broker_rebalance_timeout=session_seconds,
         broker_max_poll_interval=2 * session_seconds,
         broker_request_timeout=max(30.0, 4 * session_seconds),
         stream_recovery_delay=0.0,

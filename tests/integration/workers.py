@@ -57,6 +57,11 @@ class WorkerProcess:
     def is_running(self) -> bool:
         return self.process.returncode is None
 
+    @property
+    def found_no_kafka(self) -> bool:
+        """Whether it ended at once because Kafka was away when it was started."""
+        return self.process.returncode == 69 and not self.count("assigned")
+
     def send(self, number: signal.Signals) -> None:
         if self.is_running:
             self.process.send_signal(number)
