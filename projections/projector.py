@@ -32,7 +32,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, Histogram, ge
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
 from projections.log import Log, LogDoesNotFit
-from projections.rows import CannotApply
+from projections.row_types import CannotApply
 from projections.schema import SchemaRefused
 from projections.store import Applied, Batch, Moved, Position, Store
 from streams import DECISIONS

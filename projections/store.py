@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 from psycopg import sql
 from pydantic import ValidationError
 
-from projections import rows as projected
-from projections import schema, snapshots, tables
-from projections.rows import CannotApply, Named, Rows
+from projections import schema, snapshots, tables, texts
+from projections.row_types import CannotApply, DeadLetterRow, TextRow
+from projections.rows import Named, Rows
 from projections.schema import LOCK_CLASS, PROJECTOR_LOCK, Connection
 from projections.tables import Cursor, Instant, Json, Tables
 from streams import DEAD_LETTERS, DECISIONS, TEXTS
@@ -158,11 +158,11 @@ class Store:
     def apply(self, batch: Batch) -> Applied | Moved:
         """Apply the batch and move the checkpoints, in one transaction. Raises CannotApply: then nothing was."""
         decisions = [(record, _read(record)) for record in batch.records if record.topic == DECISIONS.name]
-        texts = {}
+        newest_texts = {}
         for record in batch.records:
             if record.topic == TEXTS.name:
                 row = _read_text(record)
-                texts[row[:4]] = row
+                newest_texts[row[:4]] = row
         dead_letters = [_dead_letter(record) for record in batch.records if record.topic == DEAD_LETTERS.name]
         named = Named()
         for _, decision in decisions:
@@ -172,7 +172,7 @@ class Store:
                 _lock_writer(cursor)
                 _move(cursor, batch)
                 self._apply_decisions(cursor, decisions, named)
-                self._tables.put(cursor, tables.TEXTS, list(texts.values()))
+                self._tables.put(cursor, tables.TEXTS, list(newest_texts.values()))
                 self._tables.insert(cursor, tables.DEAD_LETTERS, dead_letters)
                 cursor.execute(f"NOTIFY {CHANNEL}")
         except BaseException as error:
@@ -317,15 +317,15 @@ def _read(record: LogRecord) -> Decision:
         raise _unreadable(record, f"it is no decision that this version knows: {error}") from error
 
 
-def _read_text(record: LogRecord) -> projected.TextRow:
+def _read_text(record: LogRecord) -> TextRow:
     try:
-        return projected.text_row(record.partition, record.offset, record.value or b"", record.written_at)
+        return texts.text_row(record.partition, record.offset, record.value or b"", record.written_at)
     except ValueError as error:
         raise _unreadable(record, f"it is no text: {error}") from error
 
 
-def _dead_letter(record: LogRecord) -> projected.DeadLetterRow:
-    return projected.dead_letter_row(
+def _dead_letter(record: LogRecord) -> DeadLetterRow:
+    return texts.dead_letter_row(
         record.partition, record.offset, record.key, record.value, record.headers, record.written_at
     )
 

@@ -18,7 +18,7 @@ from psycopg.adapt import Dumper, Loader
 from psycopg.pq import Format
 from psycopg.rows import TupleRow
 
-from projections import rows as projected
+from projections import row_types
 from projections.schema import Connection
 
 Cursor = psycopg.Cursor[TupleRow]
@@ -42,14 +42,14 @@ def _table(name: str, row: type[Any], *keys: str) -> Table:
     return Table(name, columns, keys, row, attrgetter(*columns))
 
 
-AGENTS: Final = _table("agents", projected.AgentRow, "agent_id")
-CONVERSATIONS: Final = _table("conversations", projected.ConversationRow, "agent_id", "conversation_id")
-TRIGGERS: Final = _table("triggers", projected.TriggerRow, "agent_id", "trigger_id")
-ATTEMPTS: Final = _table("attempts", projected.AttemptRow, "agent_id", "trigger_id", "execution_id")
-DECISIONS: Final = _table("decisions", projected.DecisionRow)
-DECISION_IDS: Final = _table("decision_ids", projected.DecisionIdRow)
-TEXTS: Final = _table("texts", projected.TextRow, "agent_id", "trigger_id", "execution_id", "kind")
-DEAD_LETTERS: Final = _table("dead_letters", projected.DeadLetterRow)
+AGENTS: Final = _table("agents", row_types.AgentRow, "agent_id")
+CONVERSATIONS: Final = _table("conversations", row_types.ConversationRow, "agent_id", "conversation_id")
+TRIGGERS: Final = _table("triggers", row_types.TriggerRow, "agent_id", "trigger_id")
+ATTEMPTS: Final = _table("attempts", row_types.AttemptRow, "agent_id", "trigger_id", "execution_id")
+DECISIONS: Final = _table("decisions", row_types.DecisionRow)
+DECISION_IDS: Final = _table("decision_ids", row_types.DecisionIdRow)
+TEXTS: Final = _table("texts", row_types.TextRow, "agent_id", "trigger_id", "execution_id", "kind")
+DEAD_LETTERS: Final = _table("dead_letters", row_types.DeadLetterRow)
 _CHANGING: Final = (AGENTS, CONVERSATIONS, TRIGGERS, ATTEMPTS, TEXTS)
 TABLES: Final = (*_CHANGING, DECISIONS, DECISION_IDS, DEAD_LETTERS)
 

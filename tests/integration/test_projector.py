@@ -24,11 +24,11 @@ from tests.histories import History
 from tests.integration.projectors import (
     Publisher,
     check_against_log,
+    check_agent,
     fork_projector,
     projector,
     publisher,
 )
-from tests.integration.test_projector_store import check_agent
 
 pytestmark = pytest.mark.kafka
 
