@@ -312,7 +312,7 @@ class Worker:
                 web.get("/metrics", _answer_metrics),
             ]
         )
-        runner = web.AppRunner(site, access_log=None)
+        runner = web.AppRunner(site, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", self._settings.worker_port).start()
         port = runner.addresses[0][1]

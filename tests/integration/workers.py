@@ -270,5 +270,5 @@ async def all_handled(bootstrap: str, timeout_seconds: float) -> float:
     began = time.monotonic()
     while problems := await unaccounted(bootstrap):
         assert time.monotonic() - began < timeout_seconds, f"after {timeout_seconds} s: {problems}"
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)
     return time.monotonic() - began
