@@ -152,7 +152,7 @@ async def run_storm(
         except (AssertionError, TimeoutError) as error:
             raise AssertionError(f"{error}\n{time.monotonic() - began:.1f} s\n{storm.account()}") from error
         await storm.keep_one()
-        codes = {worker.process.returncode for worker in storm.ended if not worker.found_no_kafka}
+        codes = {worker.ended_with() for worker in storm.ended if not worker.found_no_kafka}
         assert codes <= {ENDS_WITH[kind] for kind in kinds if kind in ENDS_WITH}, f"{codes}\n{storm.account()}"
         return storm
 
