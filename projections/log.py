@@ -18,6 +18,9 @@ from streams import DEAD_LETTERS, DECISIONS, TEXTS
 TOPICS: Final = (DECISIONS, TEXTS, DEAD_LETTERS)
 FETCH_BYTES_MAX: Final = 2 * 1024 * 1024
 REQUEST_MILLISECONDS_MAX: Final = 10_000
+FETCH_WAIT_MILLISECONDS: Final = 50
+"""A fetch under way leaves out the partitions whose last records were still to be taken when it was sent, and nothing
+of them is read before it ends: so it must not wait long."""
 
 
 class LogDoesNotFit(Exception):  # noqa: N818 - it reads as what it is
@@ -39,6 +42,7 @@ class Log:
             auto_offset_reset="none",
             max_partition_fetch_bytes=FETCH_BYTES_MAX,
             request_timeout_ms=REQUEST_MILLISECONDS_MAX,
+            fetch_max_wait_ms=FETCH_WAIT_MILLISECONDS,
             retry_backoff_ms=50,
         )
 

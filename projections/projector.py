@@ -43,7 +43,7 @@ EXIT_ERROR: Final = 70
 EXIT_SETUP: Final = 78
 
 BATCH_RECORDS_MAX: Final = 4_000
-BATCH_APART_SECONDS: Final = 0.1
+BATCH_APART_SECONDS: Final = 0.05
 """Batches begin at least so far apart: a transaction costs as much as fifty decisions, whatever it holds."""
 IDLE_WAIT_SECONDS: Final = 0.5
 SNAPSHOT_PAUSE_SECONDS_MAX: Final = 1.0
