@@ -176,12 +176,11 @@ async def every_partition_decides(bootstrap: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     ("kinds", "faults", "at_once"),
     [
-        (["kill", "join", "join"], 5, 1),
-        (["freeze", "join"], 2, 1),
-        (["join", "term"], 20, 1),
-        (["kill", "freeze", "term", "join"], 2, 2),
+        pytest.param(["join", "term"], 20, 1, id="joins and leaves"),
+        pytest.param(["kill", "join", "join"], 5, 1, id="kills", marks=pytest.mark.soak),
+        pytest.param(["freeze", "join"], 3, 1, id="freezes", marks=pytest.mark.soak),
+        pytest.param(["kill", "freeze", "term", "join"], 3, 2, id="two at once", marks=pytest.mark.soak),
     ],
-    ids=["kills", "freezes", "joins and leaves", "two at once"],
 )
 async def test_workers_fail(fresh_kafka: EmbeddedKafka, seed: int, kinds: list[str], faults: int, at_once: int) -> None:
     await run_storm(fresh_kafka, seed, kinds, faults, at_once)
