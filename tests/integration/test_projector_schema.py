@@ -22,7 +22,9 @@ from tests.integration.projectors import content, fresh, project
 def test_from_scratch_every_migration_is_applied_once_and_recorded(database: str) -> None:
     with schema.connect(database) as connection:
         known = schema.migrations()
+        assert schema.applied_migrations(connection, "berth") == 0
         assert schema.migrate(connection, "berth") == known
+        assert schema.applied_migrations(connection, "berth") == len(known)
         recorded = connection.execute("SELECT number, name, sha256 FROM berth.migrations ORDER BY number").fetchall()
         assert recorded == [(migration.number, migration.name, migration.sha256) for migration in known]
         assert schema.migrate(connection, "berth") == []
