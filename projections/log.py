@@ -5,6 +5,8 @@ there can skip or repeat a record. Offsets have holes (markers of transactions, 
 after its last record, and begins where the checkpoint is, whatever lies between.
 """
 
+import asyncio
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Self
@@ -18,6 +20,11 @@ from streams import DEAD_LETTERS, DECISIONS, TEXTS
 TOPICS: Final = (DECISIONS, TEXTS, DEAD_LETTERS)
 FETCH_BYTES_MAX: Final = 2 * 1024 * 1024
 REQUEST_MILLISECONDS_MAX: Final = 10_000
+END_KNOWN_SECONDS: Final = 3.0
+"""A broker that has just come back may take a moment to know how far its partitions go."""
+FETCH_WAIT_MILLISECONDS: Final = 50
+"""A fetch under way leaves out the partitions whose last records were still to be taken when it was sent, and nothing
+of them is read before it ends: so it must not wait long."""
 
 
 class LogDoesNotFit(Exception):  # noqa: N818 - it reads as what it is
@@ -39,6 +46,7 @@ class Log:
             auto_offset_reset="none",
             max_partition_fetch_bytes=FETCH_BYTES_MAX,
             request_timeout_ms=REQUEST_MILLISECONDS_MAX,
+            fetch_max_wait_ms=FETCH_WAIT_MILLISECONDS,
             retry_backoff_ms=50,
         )
 
@@ -63,6 +71,10 @@ class Log:
     async def seek(self, positions: Mapping[Position, int]) -> None:
         """Go on from these positions. Raises LogDoesNotFit."""
         beginnings, ends = await self.beginnings(), await self.ends()
+        deadline = time.monotonic() + END_KNOWN_SECONDS
+        while any(positions[position] > ends[position] for position in self.wanted) and time.monotonic() < deadline:
+            await asyncio.sleep(0.2)
+            ends = await self.ends()
         for position in self.wanted:
             topic, number = position
             offset, beginning, end = positions[position], beginnings[position], ends[position]

@@ -32,7 +32,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, Histogram, ge
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
 from projections.log import Log, LogDoesNotFit
-from projections.rows import CannotApply
+from projections.row_types import CannotApply
 from projections.schema import SchemaRefused
 from projections.store import Applied, Batch, Moved, Position, Store
 from streams import DECISIONS
@@ -46,8 +46,10 @@ BATCH_RECORDS_MAX: Final = 4_000
 BATCH_APART_SECONDS: Final = 0.05
 """Batches begin at least so far apart: a transaction costs as much as fifty decisions, whatever it holds."""
 IDLE_WAIT_SECONDS: Final = 0.5
-SNAPSHOT_PAUSE_SECONDS_MAX: Final = 1.0
-"""While batches are large, an agent's snapshot is made this often; else between any two."""
+SNAPSHOT_WAIT_SECONDS: Final = 0.05
+"""When nothing comes for so long there is time for a snapshot."""
+SNAPSHOT_PAUSES: Final = 4
+"""After a snapshot, batches have so many times as long as it took before the next one, unless nothing is to be done."""
 CLAIM_SECONDS: Final = 0.3
 RETENTION_SECONDS: Final = 60.0
 RETENTION_ROWS_MAX: Final = 2_000
@@ -99,7 +101,7 @@ class Projector:
         self._log: Log | None = None
         self._busy: asyncio.Future[Any] | None = None
         self._snapshots_due: dict[str, None] = {}
-        self._snapshot_at_seconds = 0.0
+        self._snapshot_not_before_seconds = 0.0
         self._retention_at_seconds = 0.0
         self._lag_records: int | None = None
         now = time.monotonic()
@@ -214,11 +216,12 @@ class Projector:
                 self._progress_at_seconds = time.monotonic()
                 log.info("projector_follows", behind_records=await reader.remaining(await reader.ends()))
                 while True:
-                    batch = await reader.take(BATCH_RECORDS_MAX, 0.0 if self._snapshots_due else IDLE_WAIT_SECONDS)
+                    wait_seconds = SNAPSHOT_WAIT_SECONDS if self._snapshots_due else IDLE_WAIT_SECONDS
+                    batch = await reader.take(BATCH_RECORDS_MAX, wait_seconds)
                     next_at_seconds = time.monotonic() + BATCH_APART_SECONDS
                     if batch is not None:
                         await self._apply(reader, batch)
-                    await self._between_batches(len(batch.records) if batch else 0)
+                    await self._between_batches(is_idle=batch is None)
                     if batch is not None:
                         await asyncio.sleep(max(0.0, next_at_seconds - time.monotonic()))
             finally:
@@ -263,17 +266,17 @@ class Projector:
                 raise CannotApply(record.topic, record.partition, record.offset, why) from error
             positions[position] = record.offset + 1
 
-    async def _between_batches(self, records_count: int) -> None:
-        """A snapshot if one is due, and what retention ends."""
+    async def _between_batches(self, *, is_idle: bool) -> None:
+        """A snapshot if one is due and there is time, and what retention ends."""
         now = time.monotonic()
-        has_time = records_count < BATCH_RECORDS_MAX / 2 or now - self._snapshot_at_seconds > SNAPSHOT_PAUSE_SECONDS_MAX
-        if self._snapshots_due and has_time:
+        if self._snapshots_due and (is_idle or now >= self._snapshot_not_before_seconds):
             agent_id = next(iter(self._snapshots_due))
             is_due_again = await self._in_thread(self._store.make_snapshot, agent_id)
-            self._snapshot_at_seconds = time.monotonic()
             del self._snapshots_due[agent_id]
             if is_due_again:
                 self._snapshots_due[agent_id] = None
+            ended_seconds = time.monotonic()
+            self._snapshot_not_before_seconds = ended_seconds + SNAPSHOT_PAUSES * (ended_seconds - now)
         if now - self._retention_at_seconds > RETENTION_SECONDS:
             before = time.time_ns() // 1000 - self._text_days * DAY_MICROSECONDS
             deleted = await self._in_thread(self._store.forget_texts, before, RETENTION_ROWS_MAX)

@@ -148,10 +148,11 @@ SELECT seq, decided_at, state
  LIMIT 1;
 
 -- name: decisions_since_snapshot
--- The at most 1,000 decisions that follow a snapshot (after_seq 0: none) and are not after this time.
+-- The decisions that follow a snapshot (after_seq 0: none) and are not after this time: as a rule at most 1,000, more
+-- while the projector has not come to making the next snapshot.
 SELECT seq, decided_at, record
   FROM decisions
- WHERE agent_id = %(agent_id)s AND seq > %(after_seq)s AND seq <= %(after_seq)s + 1000 AND decided_at <= %(at)s
+ WHERE agent_id = %(agent_id)s AND seq > %(after_seq)s AND decided_at <= %(at)s
  ORDER BY seq;
 
 -- name: conversation

@@ -32,7 +32,8 @@ from projections.schema import (
     REBUILT_SCHEMA,
     Connection,
 )
-from projections.store import TABLES, Applied, Position, Store
+from projections.store import Applied, Position, Store
+from projections.tables import TABLES
 from streams import DEAD_LETTERS, TEXTS
 
 NEAR_RECORDS: Final = 2_000

@@ -1,24 +1,37 @@
 """What a decision changes in the rows that readers see: pure, one decision after the other.
 
-    rows = Rows()
-    rows.load_...(what is stored of the rows that the decisions name: see named_by)
-    rows.apply(read_decision(value), partition, offset, value)
-    ... rows.agents, rows.triggers and the others are then to be written, whole.
+    named = Named()                 # which rows the decisions of a batch read or change,
+    named.add(decision)             # for each of them; those that are stored are put into
+    rows = Rows()                   # rows.agents and the other kinds; then, in order,
+    rows.apply(topic, partition, offset, decision, value)
+                                    # and what is named is to be written, whole.
 
-The rows are those of projections/migrations; instants are microseconds here. A decision is applied once, in order: the
-caller moves its position in the same transaction. An event that doesn't fit the rows (an attempt that ends twice, a
-final trigger that runs again, a number left out) is corruption or a bug, and raises CannotApply: a projection that
-guessed would be wrong for ever after, and nobody would see it.
+Instants are microseconds. A decision is applied once, in order: the caller moves its position in the same transaction.
+An event that doesn't fit the rows (an attempt that ends twice, a final trigger that runs again, a number left out) is
+corruption or a bug, and raises CannotApply: a projection that guessed would be wrong for ever after, and nobody would
+see it.
 
 Counts are kept on the agent's row, so that a reader of 1,000 agents counts nothing.
 """
 
-import json
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple, assert_never
+from typing import Any, Final, assert_never
 
+from projections.row_types import (
+    AgentRow,
+    AttemptKey,
+    AttemptOutcome,
+    AttemptRow,
+    CannotApply,
+    ConversationKey,
+    ConversationRow,
+    DecisionIdRow,
+    DecisionRow,
+    TriggerKey,
+    TriggerRow,
+    TriggerState,
+)
+from projections.texts import clean_json, clean_text
 from streams.rules import events
 from streams.rules.agent.state import OUTCOME_OF
 from streams.rules.messages import (
@@ -31,197 +44,21 @@ from streams.rules.messages import (
     Trigger,
 )
 
-TriggerState = Literal["waiting", "running", "paused", "finished", "failed", "stopped", "expired"]
-AttemptOutcome = Literal["finished", "failed", "lease_expired", "paused", "stopped"]
-ConversationKey = tuple[str, str]
-"""(agent_id, conversation_id)"""
-TriggerKey = tuple[str, str]
-"""(agent_id, trigger_id)"""
-AttemptKey = tuple[str, str, str]
-"""(agent_id, trigger_id, execution_id)"""
-
-
-class CannotApply(Exception):  # noqa: N818 - it reads as what it is
-    """A record that can't be applied; nothing of it was. The projector stops there."""
-
-    def __init__(self, topic: str, partition: int, offset: int, why: str) -> None:
-        super().__init__(f"{topic} partition {partition} offset {offset}: {why}")
-        self.topic = topic
-        self.partition = partition
-        self.offset = offset
-        self.why = why
-
 
 class _DoesNotFit(Exception):  # noqa: N818 - it reads as what it is
     """An event that doesn't fit the rows."""
 
 
 @dataclass(slots=True)
-class AgentRow:
-    agent_id: str
-    log_partition: int
-    seq: int
-    decided_at: int
-    created: bool = False
-    created_at: int | None = None
-    parallelism_limit: int | None = 1
-    serial: bool = False
-    max_backlog_depth: int = 1000
-    default_timeout_seconds: int | None = None
-    agent_type: str | None = None
-    default_environment_id: str | None = None
-    default_folder: str | None = None
-    run_budget: int | None = None
-    owner: str | None = None
-    display_name: str | None = None
-    paused: bool = False
-    archived: bool = False
-    parked: str | None = None
-    running: int = 0
-    forced: int = 0
-    waiting: int = 0
-    on_hold: int = 0
-    accepted: int = 0
-    attempts: int = 0
-    finished: int = 0
-    failed: int = 0
-    stopped: int = 0
-    expired: int = 0
-    refused: int = 0
-    ignored: int = 0
-    snapshot_seq: int = 0
-
-
-@dataclass(slots=True)
-class ConversationRow:
-    agent_id: str
-    conversation_id: str
-    created_at: int
-    triggers: int = 0
-    live: int = 0
-    last_outcome: str | None = None
-    last_outcome_at: int | None = None
-    forgotten: bool = False
-
-
-@dataclass(slots=True)
-class TriggerRow:
-    agent_id: str
-    trigger_id: str
-    conversation_id: str
-    state: TriggerState
-    state_since: int
-    kind: str
-    interactive: bool
-    on_busy: str | None
-    requested_by: str | None
-    created_at: int
-    available_at: int
-    expires_at: int | None
-    accepted_at: int
-    accepted_seq: int
-    content_sha256: str
-    site: str | None
-    worker: bool
-    environment_id: str | None
-    folder: str | None
-    organization_id: str | None
-    department_id: str | None
-    execution_class: str
-    parent_agent_id: str | None
-    parent_trigger_id: str | None
-    restarts: str | None
-    priority: int | None
-    timeout_seconds: int
-    heartbeat_seconds: int | None
-    max_attempts: int
-    payload_bytes: int
-    place_rank: int | None = None
-    place_number: int | None = None
-    attempt: int = 0
-    failures: int = 0
-    absences: int = 0
-    execution_id: str | None = None
-    stop_requested_by: str | None = None
-    stop_requested_at: int | None = None
-    grace_until: int | None = None
-    ended_at: int | None = None
-    end_reason: str | None = None
-    replied_by: str | None = None
-
-
-@dataclass(slots=True)
-class AttemptRow:
-    agent_id: str
-    trigger_id: str
-    execution_id: str
-    conversation_id: str
-    attempt: int
-    slot_number: int
-    forced: bool
-    dispatched_at: int
-    dispatched_seq: int
-    lease_until: int
-    ended_at: int | None = None
-    ended_seq: int | None = None
-    outcome: AttemptOutcome | None = None
-    phase: str | None = None
-    last_seen_at: int | None = None
-    retry_at: int | None = None
-
-
-class DecisionRow(NamedTuple):
-    agent_id: str
-    seq: int
-    decided_at: int
-    log_partition: int
-    log_offset: int
-    command_type: str
-    command_id: str | None
-    settles: list[str]
-    refusal_code: str | None
-    ignored_reason: str | None
-    record: str
-
-
-class DecisionIdRow(NamedTuple):
-    agent_id: str
-    id: str
-    seq: int
-
-
-class TextRow(NamedTuple):
-    agent_id: str
-    trigger_id: str
-    execution_id: str
-    kind: str
-    content: str
-    truncated: bool
-    written_at: int
-    log_partition: int
-    log_offset: int
-
-
-class DeadLetterRow(NamedTuple):
-    log_partition: int
-    log_offset: int
-    written_at: int
-    reason: str
-    source_topic: str | None
-    source_partition: int | None
-    source_offset: int | None
-    key: bytes | None
-    value: bytes | None
-
-
-@dataclass(slots=True)
 class Named:
-    """The rows that some decisions read or change, except the conversations of triggers that are stored."""
+    """The rows that some decisions read or change; of triggers that end in them, the conversations are named too."""
 
     agents: set[str] = field(default_factory=set)
     conversations: set[ConversationKey] = field(default_factory=set)
     triggers: set[TriggerKey] = field(default_factory=set)
     attempts: set[AttemptKey] = field(default_factory=set)
+    ending: set[TriggerKey] = field(default_factory=set)
+    """Triggers that may end: whoever has their rows names their conversations."""
 
     def add(self, decision: events.Decision) -> None:
         agent_id = decision.agent_id
@@ -233,14 +70,26 @@ class Named:
                 execution_id = getattr(event, "execution_id", None)
                 if execution_id is not None:
                     self.attempts.add((agent_id, trigger_id, execution_id))
+                if isinstance(event, _ENDING):
+                    self.ending.add((agent_id, trigger_id))
             if isinstance(event, events.Accepted) and isinstance(decision.command, Trigger):
                 self.conversations.add((agent_id, decision.command.conversation_id))
             elif isinstance(event, events.Forgotten):
                 self.conversations.update((agent_id, id) for id in event.conversations)
 
 
+_ENDING: Final = (
+    events.Finished,
+    events.AttemptFailed,
+    events.LeaseExpired,
+    events.Replied,
+    events.Stopped,
+    events.Expired,
+)
+
+
 class Rows:
-    """The rows that a batch of decisions changes, by key; and those that it adds."""
+    """The rows that a batch of decisions reads and changes, by key; and those that it adds."""
 
     def __init__(self) -> None:
         self.agents: dict[str, AgentRow] = {}
@@ -249,6 +98,32 @@ class Rows:
         self.attempts: dict[AttemptKey, AttemptRow] = {}
         self.decisions: list[DecisionRow] = []
         self.decision_ids: list[DecisionIdRow] = []
+
+    def __len__(self) -> int:
+        return len(self.agents) + len(self.conversations) + len(self.triggers) + len(self.attempts)
+
+    def of(self, named: Named) -> tuple[tuple[dict[Any, Any], set[Any]], ...]:
+        """The rows by kind, each with the keys that are named of it: agents, conversations, triggers, attempts."""
+        return (
+            (self.agents, named.agents),
+            (self.conversations, named.conversations),
+            (self.triggers, named.triggers),
+            (self.attempts, named.attempts),
+        )
+
+    def keep_living(self, named: Named) -> None:
+        """What is named is written: drop what of it has ended, and what was added."""
+        for conversation_key in named.conversations & self.conversations.keys():
+            if not self.conversations[conversation_key].live:
+                del self.conversations[conversation_key]
+        for trigger_key in named.triggers & self.triggers.keys():
+            if self.triggers[trigger_key].ended_at is not None:
+                del self.triggers[trigger_key]
+        for attempt_key in named.attempts & self.attempts.keys():
+            if self.attempts[attempt_key].ended_at is not None:
+                del self.attempts[attempt_key]
+        self.decisions = []
+        self.decision_ids = []
 
     def apply(self, topic: str, partition: int, offset: int, decision: events.Decision, value: bytes) -> None:
         """Apply the decision that a record of the log holds, after those before it. CannotApply if it doesn't fit."""
@@ -616,78 +491,3 @@ def _ids_of(decision: events.Decision) -> set[str]:
         if trigger_id is not None:
             ids.add(trigger_id)
     return ids
-
-
-# Texts and dead letters
-
-
-def text_row(partition: int, offset: int, value: bytes, written_at: int) -> TextRow:
-    """The row of a record of berth.texts. ValueError if it is none."""
-    text = events.TextRecord.model_validate(json.loads(value))
-    return TextRow(
-        agent_id=text.agent_id,
-        trigger_id=text.trigger_id,
-        execution_id=text.execution_id or "",
-        kind=text.kind,
-        content=json.dumps(_clean(text.text), ensure_ascii=False),
-        truncated=text.truncated,
-        written_at=written_at,
-        log_partition=partition,
-        log_offset=offset,
-    )
-
-
-def dead_letter_row(
-    partition: int,
-    offset: int,
-    key: bytes | None,
-    value: bytes | None,
-    headers: Sequence[tuple[str, bytes]],
-    written_at: int,
-) -> DeadLetterRow:
-    """The row of a record of berth.dead-letters, whatever it holds."""
-    about = {name: clean_text(content.decode(errors="replace")) for name, content in headers}
-    return DeadLetterRow(
-        log_partition=partition,
-        log_offset=offset,
-        written_at=written_at,
-        reason=about.get("reason", "unknown"),
-        source_topic=about.get("topic"),
-        source_partition=_number(about.get("partition"), 9),
-        source_offset=_number(about.get("offset"), 18),
-        key=key,
-        value=value,
-    )
-
-
-def _number(text: str | None, digits_max: int) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) <= digits_max else None
-
-
-# What PostgreSQL can't hold
-
-_FOREIGN: Final = re.compile("[\x00\ud800-\udfff]")
-_MAYBE_FOREIGN: Final = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
-REPLACEMENT: Final = "\ufffd"
-
-
-def clean_text(text: str) -> str:
-    """The text with U+FFFD for U+0000 and for each lone surrogate."""
-    return _FOREIGN.sub(REPLACEMENT, text)
-
-
-def clean_json(value: bytes) -> str:
-    """The JSON text with U+FFFD for U+0000 and for each lone surrogate in its strings and keys."""
-    if _MAYBE_FOREIGN.search(value) is None:
-        return value.decode()
-    return json.dumps(_clean(json.loads(value)), ensure_ascii=False, separators=(",", ":"))
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, str):
-        return clean_text(value)
-    if isinstance(value, list):
-        return [_clean(item) for item in value]
-    if isinstance(value, dict):
-        return {clean_text(name): _clean(item) for name, item in value.items()}
-    return value

@@ -105,7 +105,7 @@ def migrate(connection: Connection, schema: str, wanted: Sequence[Migration] | N
             "CREATE TABLE IF NOT EXISTS migrations (number integer PRIMARY KEY, name text NOT NULL,"
             " sha256 text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
         )
-        applied = connection.execute("SELECT number, name, sha256 FROM migrations ORDER BY number").fetchall()
+        applied = connection.execute(_APPLIED).fetchall()
         _check(applied, known, schema)
         missing = known[len(applied) :]
         for migration in missing:
@@ -119,6 +119,19 @@ def migrate(connection: Connection, schema: str, wanted: Sequence[Migration] | N
     finally:
         if not connection.closed:
             connection.execute("SELECT pg_advisory_unlock(%s, %s)", (LOCK_CLASS, MIGRATION_LOCK))
+
+
+def applied_migrations(connection: Connection, schema: str) -> int:
+    """How many of this version's migrations the tables of ``schema`` have; 0: there are none. Raises SchemaRefused."""
+    if connection.execute("SELECT to_regclass(%s)", (f"{schema}.migrations",)).fetchone() == (None,):
+        return 0
+    use(connection, schema)
+    applied = connection.execute(_APPLIED).fetchall()
+    _check(applied, migrations(), schema)
+    return len(applied)
+
+
+_APPLIED: Final = "SELECT number, name, sha256 FROM migrations ORDER BY number"
 
 
 def _check(applied: list[TupleRow], known: list[Migration], schema: str) -> None:

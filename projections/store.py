@@ -8,37 +8,35 @@ and set), reads the rows that the batch names, folds the decisions over them (ro
   the checkpoints are;
 * how the log is cut into batches makes no difference.
 
-New rows are copied into their tables; changed ones into temporary tables, and from there over the old ones. Lookups by
-key may only use indexes: right after a start the statistics know nothing yet, and a scan of a table that grows with
-every batch would make catching up slower the longer it takes.
+Rows of what lives are kept in memory between batches, since most decisions are about what came a moment ago; what has
+ended is read again when it is named. Lookups by key may only use indexes: right after a start the statistics know
+nothing yet, and a scan of a table that grows with every batch would make catching up slower the longer it takes.
 
 Not safe for use by several threads at a time. Errors of the database are psycopg's.
 """
 
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
-import psycopg
 from psycopg import sql
-from psycopg.adapt import Dumper, Loader
-from psycopg.pq import Format
-from psycopg.rows import TupleRow
 from pydantic import ValidationError
 
-from projections import rows as projected
-from projections import schema, snapshots
-from projections.rows import CannotApply, Named, Rows
+from projections import schema, snapshots, tables, texts
+from projections.row_types import CannotApply, DeadLetterRow, TextRow
+from projections.rows import Named, Rows
 from projections.schema import LOCK_CLASS, PROJECTOR_LOCK, Connection
+from projections.tables import Cursor, Instant, Json, Tables
 from streams import DEAD_LETTERS, DECISIONS, TEXTS
 from streams.rules.events import Decision, read_decision
 
 CHANNEL: Final = "berth_projections"
 """NOTIFY with an empty payload after every batch: who waits for a position looks at the checkpoints again."""
 
-Cursor = psycopg.Cursor[TupleRow]
+ROWS_KEPT_MAX: Final = 200_000
+"""Beyond that many rows in memory all are read again when they are named."""
+_CHANGING: Final = (tables.AGENTS, tables.CONVERSATIONS, tables.TRIGGERS, tables.ATTEMPTS)
+
 Position = tuple[str, int]
 """(topic, partition)"""
 
@@ -90,36 +88,6 @@ class Moved:
     positions: dict[Position, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """How rows of one kind get into their table."""
-
-    name: str
-    columns: tuple[str, ...]
-    keys: tuple[str, ...]
-    row: Callable[..., Any]
-    values: Callable[[Any], Sequence[Any]]
-
-
-def _table(name: str, row: type[Any], *keys: str) -> _Table:
-    if hasattr(row, "_fields"):
-        return _Table(name, row._fields, keys, row, tuple)
-    columns = tuple(field.name for field in fields(row))
-    return _Table(name, columns, keys, row, attrgetter(*columns))
-
-
-_AGENTS: Final = _table("agents", projected.AgentRow, "agent_id")
-_CONVERSATIONS: Final = _table("conversations", projected.ConversationRow, "agent_id", "conversation_id")
-_TRIGGERS: Final = _table("triggers", projected.TriggerRow, "agent_id", "trigger_id")
-_ATTEMPTS: Final = _table("attempts", projected.AttemptRow, "agent_id", "trigger_id", "execution_id")
-_DECISIONS: Final = _table("decisions", projected.DecisionRow)
-_DECISION_IDS: Final = _table("decision_ids", projected.DecisionIdRow)
-_TEXTS: Final = _table("texts", projected.TextRow, "agent_id", "trigger_id", "execution_id", "kind")
-_DEAD_LETTERS: Final = _table("dead_letters", projected.DeadLetterRow)
-_CHANGING: Final = (_AGENTS, _CONVERSATIONS, _TRIGGERS, _ATTEMPTS)
-TABLES: Final = (*_CHANGING, _TEXTS, _DECISIONS, _DECISION_IDS, _DEAD_LETTERS)
-
-
 class Store:
     """The tables of one schema, by one connection. ``open_connection`` is for tests that count or cut statements."""
 
@@ -133,7 +101,9 @@ class Store:
         self._url = url
         self._open_connection = open_connection
         self._connection: Connection | None = None
-        self._types: dict[str, list[int]] = {}
+        self._tables: Tables
+        self._rows = Rows()
+        """What lives, as the last batch left it; nothing after a failure. Only we write it, as _move makes sure."""
 
     # Connection
 
@@ -143,18 +113,10 @@ class Store:
         connection = self._open_connection(self._url, self.schema)
         try:
             schema.migrate(connection, self.schema)
-            _adapt(connection)
             # What a crash of the server loses is applied again from the log: waiting for the disk protects nothing.
             for name in ("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "synchronous_commit"):
                 connection.execute(sql.SQL("SET {} TO off").format(sql.Identifier(name)))
-            for table in TABLES:
-                self._types[table.name] = _column_types(connection, table)
-            for table in (*_CHANGING, _TEXTS):
-                connection.execute(
-                    sql.SQL("CREATE TEMPORARY TABLE {} (LIKE {}) ON COMMIT DELETE ROWS").format(
-                        sql.Identifier("pg_temp", f"changed_{table.name}"), sql.Identifier(table.name)
-                    )
-                )
+            self._tables = Tables(connection)
         except BaseException:
             connection.close()
             raise
@@ -164,6 +126,7 @@ class Store:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        self._rows = Rows()
 
     @property
     def connection(self) -> Connection:
@@ -179,7 +142,8 @@ class Store:
     # Positions
 
     def positions(self, wanted: Iterable[Position]) -> dict[Position, int]:
-        """Where each partition goes on; one that was never read is noted as beginning at 0."""
+        """Where each partition goes on; one that was never read is noted as beginning at 0. Nothing is known before."""
+        self._rows = Rows()
         topics, partitions = zip(*wanted, strict=True)
         self.connection.execute(
             "INSERT INTO checkpoints (topic, partition, next_offset)"
@@ -194,105 +158,62 @@ class Store:
     def apply(self, batch: Batch) -> Applied | Moved:
         """Apply the batch and move the checkpoints, in one transaction. Raises CannotApply: then nothing was."""
         decisions = [(record, _read(record)) for record in batch.records if record.topic == DECISIONS.name]
-        texts = {}
+        newest_texts = {}
         for record in batch.records:
             if record.topic == TEXTS.name:
                 row = _read_text(record)
-                texts[row[:4]] = row
+                newest_texts[row[:4]] = row
         dead_letters = [_dead_letter(record) for record in batch.records if record.topic == DEAD_LETTERS.name]
+        named = Named()
+        for _, decision in decisions:
+            named.add(decision)
         try:
             with self.connection.transaction(), self.connection.cursor(binary=True) as cursor:
                 _lock_writer(cursor)
                 _move(cursor, batch)
-                due = self._apply_decisions(cursor, decisions)
-                self._replace(cursor, _TEXTS, texts.values())
-                self._copy(cursor, _DEAD_LETTERS, dead_letters)
+                self._apply_decisions(cursor, decisions, named)
+                self._tables.put(cursor, tables.TEXTS, list(newest_texts.values()))
+                self._tables.insert(cursor, tables.DEAD_LETTERS, dead_letters)
                 cursor.execute(f"NOTIFY {CHANNEL}")
-        except _IsElsewhere:
-            return Moved(_positions(self.connection))
+        except BaseException as error:
+            self._rows = Rows()
+            if isinstance(error, _IsElsewhere):
+                return Moved(_positions(self.connection))
+            raise
+        changed = (self._rows.agents[agent_id] for agent_id in named.agents)
+        due = [row.agent_id for row in changed if snapshots.newest_due(row.seq) > row.snapshot_seq]
+        self._rows.keep_living(named)
+        if len(self._rows) > ROWS_KEPT_MAX:
+            self._rows = Rows()
         return Applied([decision.at for _, decision in decisions], due)
 
-    def _apply_decisions(self, cursor: Cursor, decisions: list[tuple[LogRecord, Decision]]) -> list[str]:
-        if not decisions:
-            return []
-        named = Named()
-        for _, decision in decisions:
-            named.add(decision)
-        rows = Rows()
-        known = self._load(cursor, named, rows)
+    def _apply_decisions(self, cursor: Cursor, decisions: list[tuple[LogRecord, Decision]], named: Named) -> None:
+        rows = self._rows
+        self._load(cursor, named)
+        known = {id(kind): kind.keys() & keys for kind, keys in rows.of(named)}
         for record, decision in decisions:
             assert record.value is not None
             rows.apply(record.topic, record.partition, record.offset, decision, record.value)
-        kinds: tuple[Mapping[Any, Any], ...] = (rows.agents, rows.conversations, rows.triggers, rows.attempts)
-        for table, found, changed in zip(_CHANGING, known, kinds, strict=True):
-            self._copy(cursor, table, [row for key, row in changed.items() if key not in found])
-            self._update(cursor, table, [row for key, row in changed.items() if key in found])
-        self._copy(cursor, _DECISIONS, rows.decisions)
-        self._copy(cursor, _DECISION_IDS, rows.decision_ids)
-        return [row.agent_id for row in rows.agents.values() if snapshots.newest_due(row.seq) > row.snapshot_seq]
+        for table, (kind, keys) in zip(_CHANGING, rows.of(named), strict=True):
+            there = known[id(kind)]
+            self._tables.insert(cursor, table, [kind[key] for key in keys if key not in there and key in kind])
+            self._tables.update(cursor, table, [kind[key] for key in there])
+        self._tables.insert(cursor, tables.DECISIONS, rows.decisions)
+        self._tables.insert(cursor, tables.DECISION_IDS, rows.decision_ids)
 
-    def _load(self, cursor: Cursor, named: Named, rows: Rows) -> tuple[frozenset[Any], ...]:
-        """Read the rows that are named into ``rows``; the keys of those that are there."""
-        rows.agents = {row.agent_id: row for row in _select(cursor, _AGENTS, [(id,) for id in named.agents])}
-        rows.triggers = {(row.agent_id, row.trigger_id): row for row in _select(cursor, _TRIGGERS, named.triggers)}
-        rows.attempts = {
-            (row.agent_id, row.trigger_id, row.execution_id): row for row in _select(cursor, _ATTEMPTS, named.attempts)
-        }
-        conversations = named.conversations | {(row.agent_id, row.conversation_id) for row in rows.triggers.values()}
-        rows.conversations = {
-            (row.agent_id, row.conversation_id): row for row in _select(cursor, _CONVERSATIONS, conversations)
-        }
-        found = rows.agents, rows.conversations, rows.triggers, rows.attempts
-        return tuple(frozenset(of_a_kind) for of_a_kind in found)
-
-    def _copy(self, cursor: Cursor, table: _Table, new_rows: Iterable[Any], into: str | None = None) -> None:
-        new_rows = list(new_rows)
-        if not new_rows:
-            return
-        columns = sql.SQL(", ").join(map(sql.Identifier, table.columns))
-        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(
-            sql.Identifier(into or table.name), columns
-        )
-        values = table.values
-        with cursor.copy(statement) as copy:
-            copy.set_types(self._types[table.name])
-            for row in new_rows:
-                copy.write_row(values(row))
-
-    def _update(self, cursor: Cursor, table: _Table, changed: list[Any]) -> None:
-        if not changed:
-            return
-        staged = f"changed_{table.name}"
-        self._copy(cursor, table, changed, into=staged)
-        cursor.execute(
-            sql.SQL("UPDATE {table} SET {values} FROM {staged} AS changed WHERE {same}").format(
-                table=sql.Identifier(table.name),
-                staged=sql.Identifier(staged),
-                values=_assignments(table),
-                same=_same(table),
-            )
-        )
-
-    def _replace(self, cursor: Cursor, table: _Table, new_rows: Iterable[Any]) -> None:
-        """Write rows over those with the same key."""
-        new_rows = list(new_rows)
-        if not new_rows:
-            return
-        staged = f"changed_{table.name}"
-        self._copy(cursor, table, new_rows, into=staged)
-        columns = sql.SQL(", ").join(map(sql.Identifier, table.columns))
-        cursor.execute(
-            sql.SQL(
-                "INSERT INTO {table} ({columns}) SELECT {columns} FROM {staged}"
-                " ON CONFLICT ({keys}) DO UPDATE SET {values}"
-            ).format(
-                table=sql.Identifier(table.name),
-                staged=sql.Identifier(staged),
-                columns=columns,
-                keys=sql.SQL(", ").join(map(sql.Identifier, table.keys)),
-                values=_assignments(table, "excluded"),
-            )
-        )
+    def _load(self, cursor: Cursor, named: Named) -> None:
+        """Read the rows that are named and not known yet."""
+        rows, select = self._rows, self._tables.select
+        for agent in select(cursor, tables.AGENTS, [(id,) for id in named.agents - rows.agents.keys()]):
+            rows.agents[agent.agent_id] = agent
+        for trigger in select(cursor, tables.TRIGGERS, named.triggers - rows.triggers.keys()):
+            rows.triggers[trigger.agent_id, trigger.trigger_id] = trigger
+        for attempt in select(cursor, tables.ATTEMPTS, named.attempts - rows.attempts.keys()):
+            rows.attempts[attempt.agent_id, attempt.trigger_id, attempt.execution_id] = attempt
+        for key in named.ending & rows.triggers.keys():
+            named.conversations.add((key[0], rows.triggers[key].conversation_id))
+        for conversation in select(cursor, tables.CONVERSATIONS, named.conversations - rows.conversations.keys()):
+            rows.conversations[conversation.agent_id, conversation.conversation_id] = conversation
 
     # Snapshots
 
@@ -332,10 +253,11 @@ class Store:
                     raise CannotApply(DECISIONS.name, partition, offset, why) from error
             cursor.execute(
                 "INSERT INTO agent_snapshots (agent_id, seq, decided_at, state) VALUES (%s, %s, %s, %s)",
-                (agent_id, next_seq, _Instant(decisions[-1][1]), _Json(snapshots.write(state))),
+                (agent_id, next_seq, Instant(decisions[-1][1]), Json(snapshots.write(state))),
             )
             cursor.execute("UPDATE agents SET snapshot_seq = %s WHERE agent_id = %s", (next_seq, agent_id))
-            return bool(seq - next_seq >= snapshots.SNAPSHOT_DECISIONS)
+        self._rows.agents.pop(agent_id, None)
+        return bool(seq - next_seq >= snapshots.SNAPSHOT_DECISIONS)
 
     # Retention
 
@@ -344,13 +266,13 @@ class Store:
         deleted = 0
         with self.connection.transaction(), self.connection.cursor() as cursor:
             _lock_writer(cursor)
-            for table, key in (("texts", _TEXTS.keys), ("dead_letters", ("log_partition", "log_offset"))):
+            for table, key in (("texts", tables.TEXTS.keys), ("dead_letters", ("log_partition", "log_offset"))):
                 keys = sql.SQL(", ").join(map(sql.Identifier, key))
                 statement = sql.SQL(
                     "DELETE FROM {table} WHERE ({keys}) IN"
                     " (SELECT {keys} FROM {table} WHERE written_at < %s ORDER BY written_at LIMIT %s)"
                 ).format(table=sql.Identifier(table), keys=keys)
-                deleted += cursor.execute(statement, (_Instant(before), rows_max)).rowcount
+                deleted += cursor.execute(statement, (Instant(before), rows_max)).rowcount
         return deleted
 
 
@@ -385,44 +307,6 @@ def _positions(connection: Connection) -> dict[Position, int]:
     return {(topic, partition): next_offset for topic, partition, next_offset in found}
 
 
-def _select(cursor: Cursor, table: _Table, keys: Iterable[tuple[str, ...]]) -> list[Any]:
-    """The rows that have one of these keys."""
-    lists = [list(column) for column in zip(*keys, strict=True)]
-    if not lists:
-        return []
-    statement = sql.SQL("SELECT {columns} FROM {table} JOIN unnest({lists}) AS changed ({keys}) ON {same}").format(
-        columns=sql.SQL(", ").join(sql.Identifier(table.name, column) for column in table.columns),
-        table=sql.Identifier(table.name),
-        lists=sql.SQL(", ").join(sql.SQL("%s::text[]") for _ in table.keys),
-        keys=sql.SQL(", ").join(map(sql.Identifier, table.keys)),
-        same=_same(table),
-    )
-    return [table.row(*found) for found in cursor.execute(statement, lists)]
-
-
-def _same(table: _Table) -> sql.Composed:
-    return sql.SQL(" AND ").join(
-        sql.SQL("{} = {}").format(sql.Identifier(table.name, key), sql.Identifier("changed", key)) for key in table.keys
-    )
-
-
-def _assignments(table: _Table, source: str = "changed") -> sql.Composed:
-    return sql.SQL(", ").join(
-        sql.SQL("{} = {}").format(sql.Identifier(column), sql.Identifier(source, column))
-        for column in table.columns
-        if column not in table.keys
-    )
-
-
-def _column_types(connection: Connection, table: _Table) -> list[int]:
-    found: dict[str, int] = dict(
-        connection.execute(
-            "SELECT attname, atttypid FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0", (table.name,)
-        )
-    )
-    return [found[column] for column in table.columns]
-
-
 # Records
 
 
@@ -433,66 +317,18 @@ def _read(record: LogRecord) -> Decision:
         raise _unreadable(record, f"it is no decision that this version knows: {error}") from error
 
 
-def _read_text(record: LogRecord) -> projected.TextRow:
+def _read_text(record: LogRecord) -> TextRow:
     try:
-        return projected.text_row(record.partition, record.offset, record.value or b"", record.written_at)
+        return texts.text_row(record.partition, record.offset, record.value or b"", record.written_at)
     except ValueError as error:
         raise _unreadable(record, f"it is no text: {error}") from error
 
 
-def _dead_letter(record: LogRecord) -> projected.DeadLetterRow:
-    return projected.dead_letter_row(
+def _dead_letter(record: LogRecord) -> DeadLetterRow:
+    return texts.dead_letter_row(
         record.partition, record.offset, record.key, record.value, record.headers, record.written_at
     )
 
 
 def _unreadable(record: LogRecord, why: str) -> CannotApply:
     return CannotApply(record.topic, record.partition, record.offset, why[:1000])
-
-
-# Types: instants are microseconds, and JSON goes in as it stands
-
-
-class _Instant(int):
-    """Microseconds since 1970, to be written as a time."""
-
-
-class _Json(str):
-    """JSON text."""
-
-    __slots__ = ()
-
-
-_EPOCH_2000: Final = 946_684_800_000_000
-"""PostgreSQL's times count from 2000, in microseconds after ours."""
-_INT8: Final = struct.Struct("!q")
-
-
-class _InstantDumper(Dumper):
-    oid = psycopg.adapters.types["timestamptz"].oid
-    format = Format.BINARY
-
-    def dump(self, obj: int) -> bytes:
-        return _INT8.pack(obj - _EPOCH_2000)
-
-
-class _InstantLoader(Loader):
-    format = Format.BINARY
-
-    def load(self, data: bytes | bytearray | memoryview) -> int:
-        instant: int = _INT8.unpack(data)[0]
-        return instant + _EPOCH_2000
-
-
-class _JsonDumper(Dumper):
-    oid = psycopg.adapters.types["jsonb"].oid
-    format = Format.BINARY
-
-    def dump(self, obj: str) -> bytes:
-        return b"\x01" + obj.encode()  # the version of jsonb's binary form
-
-
-def _adapt(connection: Connection) -> None:
-    connection.adapters.register_dumper(_Instant, _InstantDumper)
-    connection.adapters.register_loader("timestamptz", _InstantLoader)
-    connection.adapters.register_dumper(_Json, _JsonDumper)

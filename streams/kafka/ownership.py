@@ -359,12 +359,18 @@ class Ownership:
             self.state = "stopped"
             if record is not None and restored.partition.positions[record.topic] > record.offset:
                 self._log.info("partition_freed", **_place(failure))
-                await self._writer.close()
-                self._writer = Writer(self.number, self._surroundings.bootstrap)
-                await self._writer.fence()
+                await self._fence_again()
                 break
             await self._wait_for_rows(restored.changelog_end)
         self.stopped_at = None
+
+    async def _fence_again(self) -> None:
+        """Whoever freed the partition has fenced this writer. Not during a rebalance: another may own it after that."""
+        await self._surroundings.stable.wait()
+        if not self.is_released:
+            await self._writer.close()
+            self._writer = Writer(self.number, self._surroundings.bootstrap)
+            await self._writer.fence()
 
     async def _wait_for_rows(self, end: int) -> None:
         """Until the changelog goes beyond ``end``, which only somebody else can have done, or release."""

@@ -35,6 +35,7 @@ import structlog
 from aiohttp import web
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import InvalidSessionTimeoutError, KafkaError, ProducerFenced
+from faust.exceptions import ProducerSendError
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
 from streams import APPLICATION_ID, INPUT_TOPICS, WORKERS
@@ -128,7 +129,11 @@ class Worker:
         asked = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, asked.set)
-        server = await self._serve()
+        try:
+            server = await self._serve()
+        except OSError as error:
+            log.error("port_not_free", error=str(error), advice="choose another BERTH_WORKER_PORT, or 0 for a free one")
+            return EXIT_SETUP
         app = asyncio.create_task(self._run_app(), name="faust")
         watch = asyncio.create_task(self._watch(), name="watch")
         asking = asyncio.create_task(asked.wait(), name="signals")
@@ -192,7 +197,7 @@ class Worker:
                     if code == EXIT_ASKED:
                         await self._report(None)
                 await self.app.stop()
-        except (TimeoutError, KafkaError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is: Faust's threads must not go on without us
             log.error("worker_ended_hard", error=repr(error), exit_code=code)
             os._exit(code)
         log.info("worker_stopped", exit_code=code)
@@ -230,6 +235,8 @@ class Worker:
         self._lags = dict.fromkeys(intakes, 0)
         for (topic, number), end in ends.items():
             self._lags[number] += max(0, end - intakes[number].position(topic))
+        LAG.clear()
+        READY.clear()
         for number, ownership in self.membership.owned.items():
             LAG.labels(number).set(self._lags.get(number, 0))
             READY.labels(number).set(ownership.state == "running")
@@ -298,7 +305,10 @@ class Worker:
     async def _report(self, status: dict[str, Any] | None) -> None:
         """Write the record in berth.workers; None: this worker is gone."""
         value = None if status is None else json.dumps(status, separators=(",", ":")).encode()
-        await self.app.producer.send_and_wait(WORKERS.name, self.worker_id.encode(), value, None, None, None)
+        try:
+            await self.app.producer.send_and_wait(WORKERS.name, self.worker_id.encode(), value, None, None, None)
+        except ProducerSendError as error:
+            raise KafkaError(str(error)) from error
 
     # -- answering ------------------------------------------------------------------------------------------------
 
@@ -312,7 +322,7 @@ class Worker:
                 web.get("/metrics", _answer_metrics),
             ]
         )
-        runner = web.AppRunner(site, access_log=None)
+        runner = web.AppRunner(site, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", self._settings.worker_port).start()
         port = runner.addresses[0][1]
@@ -348,8 +358,8 @@ def _app(settings: Settings, bootstrap: str) -> App:
         value_serializer="raw",
         broker_session_timeout=session_seconds,
         # A rebalance lasts until the last member has heard of it with a heartbeat, so often means soon over.
-        broker_heartbeat_interval=session_seconds / 15,
-        broker_rebalance_timeout=2 * session_seconds,
+        broker_heartbeat_interval=session_seconds / 24,
+        broker_rebalance_timeout=session_seconds,
         broker_max_poll_interval=2 * session_seconds,
         broker_request_timeout=max(30.0, 4 * session_seconds),
         stream_recovery_delay=0.0,

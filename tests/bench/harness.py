@@ -15,7 +15,7 @@ from streams.kafka import topics
 from tests.bench import measures, projection, start
 from tests.bench.processes import other_cpu
 from tests.bench.report import Runs
-from tests.bench.systems import run_on_berth, run_on_floor
+from tests.bench.systems import run_beside_projector, run_on_berth, run_on_floor
 from tests.bench.workloads import faults, workload
 
 WORKLOADS: Final = ("w1", "w1c", "w2", "w3", "w3e")
@@ -66,7 +66,12 @@ def _functions(name: str) -> list[tuple[str, Callable[[str], Awaitable[dict[str,
     async def on_berth(bootstrap: str) -> dict[str, Any]:
         return await run_on_berth(bootstrap, workload(name))
 
-    return [(f"floor {name}", on_floor), (f"berth {name}", on_berth)]
+    async def beside_projector(bootstrap: str) -> dict[str, Any]:
+        return await run_beside_projector(bootstrap, workload(name))
+
+    systems: list[tuple[str, Callable[[str], Awaitable[dict[str, Any]]]]]
+    systems = [(f"floor {name}", on_floor), (f"berth {name}", on_berth)]
+    return [*systems, (f"projected {name}", beside_projector)] if name == "w1" else systems
 
 
 async def _measured(function: Callable[[str], Awaitable[dict[str, Any]]], bootstrap: str) -> dict[str, Any]:
@@ -79,7 +84,8 @@ async def _measured(function: Callable[[str], Awaitable[dict[str, Any]]], bootst
 
 
 def _brief(found: dict[str, Any]) -> str:
-    shown = ("admitted_per_second", "p50_ms", "p99_ms", "max_ms") if "running_max" in found else tuple(found)
+    of_workload = ("admitted_per_second", "p50_ms", "p99_ms", "max_ms", "behind_seconds")
+    shown = of_workload if "running_max" in found else tuple(found)
     return "  ".join(
         f"{name} {found[name]}" for name in dict.fromkeys((*shown, "other_cpu")) if found.get(name) is not None
     )

@@ -13,13 +13,14 @@ import asyncio
 import json
 import tempfile
 import time
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import aiohttp
 import psycopg
 from aiokafka import AIOKafkaProducer
 
@@ -38,8 +39,10 @@ RUNNING: Final = 200
 CATCH_UP_TRIGGERS: Final = 30_000
 LAG_RATE: Final = 1_000
 LAG_SECONDS: Final = 20
-TRANSACTION_DECISIONS: Final = 10
+TRANSACTION_DECISIONS: Final = 25
 CAUGHT_UP_SECONDS_MAX: Final = 180.0
+
+LISTENER: Final = "tests.bench.projection_listener"
 
 Step = tuple[int, list[Output]]
 """Number of the partition, and what one handled record wrote of what is projected."""
@@ -81,14 +84,33 @@ def _finished(dispatch: dict[str, Any]) -> dict[str, Any]:
 
 async def projection(bootstrap: str) -> dict[str, Any]:
     """Both measures, each on empty topics and tables."""
+    with postgres() as url:
+        found = await _catch_up(bootstrap, url)
+        with psycopg.connect(url) as connection:
+            connection.execute("DROP SCHEMA berth CASCADE")
+        return found | await _lag(bootstrap, url)
+
+
+@contextmanager
+def postgres() -> Iterator[str]:
+    """URL of a server of its own."""
     with (
         tempfile.TemporaryDirectory(prefix="berth-postgres-") as directory,
-        EmbeddedPostgres(Path(directory), port=None) as postgres,
+        EmbeddedPostgres(Path(directory), port=None) as server,
     ):
-        found = await _catch_up(bootstrap, postgres.url)
-        with psycopg.connect(postgres.url) as connection:
-            connection.execute("DROP SCHEMA berth CASCADE")
-        return found | await _lag(bootstrap, postgres.url)
+        yield server.url
+
+
+async def seconds_behind(process: Child) -> float:
+    """How long it takes the projector to get to the end of the log from now, when nothing is written any more."""
+    _, listens = await process.event("projector_listens")
+    began = time.monotonic()
+    async with asyncio.timeout(CAUGHT_UP_SECONDS_MAX), aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(listens["readyz"]) as answer:
+                if (await answer.json())["lag_records"] == 0:
+                    return time.monotonic() - began
+            await asyncio.sleep(0.05)
 
 
 async def _catch_up(bootstrap: str, url: str) -> dict[str, Any]:
@@ -101,14 +123,12 @@ async def _catch_up(bootstrap: str, url: str) -> dict[str, Any]:
             await producer.send(output.topic, output.value, output.key, partition=number, headers=list(output.headers))
             decisions += output.topic == DECISIONS.name
     await producer.stop()
-    async with projector(bootstrap, url) as process:
-        samples: list[tuple[float, int]] = []
+    async with child(LISTENER, url) as listener, projector(bootstrap, url) as process:
         async with asyncio.timeout(CAUGHT_UP_SECONDS_MAX):
-            async for positions in _positions(url):
-                samples.append((time.monotonic(), sum(positions.values())))
-                if samples[-1][1] >= decisions:
-                    break
+            while not (found := _positions(listener)) or sum(found[-1][1].values()) < decisions:
+                await asyncio.sleep(0.05)
         memory_bytes = process.memory_bytes()
+    samples = [(at_seconds, sum(positions.values())) for at_seconds, positions in found]
     first = next(sample for sample in samples if sample[1] > 0)
     rate = (samples[-1][1] - first[1]) / (samples[-1][0] - first[0])
     return {"caught_up_decisions_per_second": round(rate), "projector_memory_mb": memory_bytes // 2**20}
@@ -120,22 +140,19 @@ async def _lag(bootstrap: str, url: str) -> dict[str, Any]:
     for number, outputs in steps(LAG_RATE * LAG_SECONDS // 2):
         by_partition[number] += outputs
     committed: dict[int, list[tuple[int, float, int]]] = {number: [] for number in range(PARTITIONS)}
-    applied: dict[int, list[tuple[int, float]]] = {number: [] for number in range(PARTITIONS)}
-    async with projector(bootstrap, url):
-        listening = asyncio.create_task(_listen(url, applied))
+    async with child(LISTENER, url) as listener, projector(bootstrap, url):
         await asyncio.gather(
             *(_commit(bootstrap, number, by_partition[number], committed[number]) for number in range(PARTITIONS))
         )
         async with asyncio.timeout(CAUGHT_UP_SECONDS_MAX):
-            while any(not applied[n] or applied[n][-1][0] < committed[n][-1][0] for n in range(PARTITIONS)):
+            while any(_positions(listener)[-1][1][n] < committed[n][-1][0] for n in range(PARTITIONS)):
                 await asyncio.sleep(0.05)
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
+        found = [entry for entry in _positions(listener) if entry[1]]
     lags: list[float] = []
     for number in range(PARTITIONS):
-        ends = [end for end, _ in applied[number]]
+        ends = [positions[number] for _, positions in found]
         for end, at, count in committed[number]:
-            seen = applied[number][bisect_right(ends, end - 1)][1]
+            seen = found[bisect_left(ends, end)][0]
             lags += [max(0.0, seen - at)] * count
     lags.sort()
     count = sum(count for number in committed.values() for _, _, count in number)
@@ -177,29 +194,9 @@ async def _commit(
     await producer.stop()
 
 
-async def _listen(url: str, applied: dict[int, list[tuple[int, float]]]) -> None:
-    async for positions in _positions(url):
-        now = time.monotonic()
-        for number, offset in positions.items():
-            if not applied[number] or applied[number][-1][0] < offset:
-                applied[number].append((offset, now))
-
-
-async def _positions(url: str) -> AsyncIterator[dict[int, int]]:
-    """Where the projection of decisions is, after every batch."""
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-        await connection.execute("LISTEN berth_projections")
-        while True:
-            try:
-                found = await connection.execute(
-                    "SELECT partition, next_offset FROM berth.checkpoints WHERE topic = 'berth.decisions'"
-                )
-            except psycopg.errors.UndefinedTable:
-                yield {}
-            else:
-                yield dict(await found.fetchall())
-            async for _ in connection.notifies(timeout=0.5, stop_after=1):
-                pass
+def _positions(listener: Child) -> list[tuple[float, dict[int, int]]]:
+    """What the listener has said: (monotonic second, next offset by partition)."""
+    return [(said["at_seconds"], dict(said["next_offsets"])) for _, said in listener.events]
 
 
 @asynccontextmanager

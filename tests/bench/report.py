@@ -34,6 +34,7 @@ class Target:
 
 
 _FAUST: Final = ("berth drain", "faust_per_second")
+_W1: Final = ("berth w1", "berth w1")
 TARGETS: Final = (
     Target("W1, of the Kafka floor", "berth w1", "admitted_per_second", "at least", 0.3, "/s", ("floor w1",) * 2),
     Target("W1", "berth w1", "admitted_per_second", "at least", 2_500, "/s"),
@@ -46,6 +47,7 @@ TARGETS: Final = (
     Target("restore, rows of 500 bytes or more", "berth restore", "restored_rows_per_second", "at least", 30_000, "/s"),
     Target("take-over after kill -9, session timeout 6 s", "berth takeover", "last_seconds", "at most", 7.0, "s"),
     Target("memory of a waiting trigger, no texts", "berth restore", "memory_bytes_per_waiting", "at most", 2_048, "B"),
+    Target("W1 with a projector, of W1", "projected w1", "admitted_per_second", "at least", 0.8, "/s", _W1),
     Target("projector catching up", "berth projection", "caught_up_decisions_per_second", "at least", 5_000, "/s"),
     Target("projection lag p99 at 1,000 decisions/s", "berth projection", "lag_p99_ms", "at most", 500, "ms"),
     Target("first dispatch after `make run`", "berth start", "first_dispatch_seconds", "at most", 15, "s"),

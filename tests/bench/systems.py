@@ -11,12 +11,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from streams import DISPATCHES, STATUSES, TRIGGERS
 from tests.bench import berth
-from tests.bench.berth import PARTITIONS, berth_worker, configure, pipeline, producing
+from tests.bench.berth import PARTITIONS, BerthWorker, berth_worker, configure, pipeline, producing
 from tests.bench.processes import Child, child
+from tests.bench.projection import postgres, projector, seconds_behind
 from tests.bench.workloads import CAP_SECONDS, Run, Workload, account, item_id
 from tests.brokers import delete_topics
 
@@ -30,20 +32,36 @@ def next_number() -> int:
 
 async def run_on_berth(bootstrap: str, planned: Workload) -> dict[str, Any]:
     async with berth_worker(bootstrap) as worker, producing(bootstrap) as producer:
-        await worker.ready()
-        await configure(producer, planned.agents, planned.limit)
-        await worker.handled(expected := len(planned.agents))
-        if planned.backlog:
-            await pipeline(producer, planned.backlog)
-            await worker.handled(expected := expected + len(planned.backlog))
-        async with _runner(bootstrap, "berth", DISPATCHES.name, STATUSES.name, planned) as runner:
-            enqueued = await berth.enqueue(producer, TRIGGERS.name, planned.items)
-            await worker.handled(expected + len(planned.items))
-            before = await worker.metrics()
-            found = await _switch_on(runner, planned)
-            after = await worker.metrics()
-        transactions = after["berth_transactions_total"] - before["berth_transactions_total"]
-        return {"enqueued_per_second": round(enqueued), "transactions": int(transactions), **found}
+        return await _drive(bootstrap, planned, worker, producer)
+
+
+async def run_beside_projector(bootstrap: str, planned: Workload) -> dict[str, Any]:
+    """The same with a projector on the same machine, and how long it needs to catch up when the last item is done."""
+    with postgres() as url:
+        async with (
+            berth_worker(bootstrap) as worker,
+            producing(bootstrap) as producer,
+            projector(bootstrap, url) as process,
+        ):
+            found = await _drive(bootstrap, planned, worker, producer)
+            return found | {"behind_seconds": round(await seconds_behind(process), 2)}
+
+
+async def _drive(bootstrap: str, planned: Workload, worker: BerthWorker, producer: AIOKafkaProducer) -> dict[str, Any]:
+    await worker.ready()
+    await configure(producer, planned.agents, planned.limit)
+    await worker.handled(expected := len(planned.agents))
+    if planned.backlog:
+        await pipeline(producer, planned.backlog)
+        await worker.handled(expected := expected + len(planned.backlog))
+    async with _runner(bootstrap, "berth", DISPATCHES.name, STATUSES.name, planned) as runner:
+        enqueued = await berth.enqueue(producer, TRIGGERS.name, planned.items)
+        await worker.handled(expected + len(planned.items))
+        before = await worker.metrics()
+        found = await _switch_on(runner, planned)
+        after = await worker.metrics()
+    transactions = after["berth_transactions_total"] - before["berth_transactions_total"]
+    return {"enqueued_per_second": round(enqueued), "transactions": int(transactions), **found}
 
 
 async def run_on_floor(bootstrap: str, planned: Workload) -> dict[str, Any]:

@@ -1,27 +1,33 @@
 """Projectors that tests start and kill, a log for them on a real Kafka, and what must be in the tables in the end."""
 
 import asyncio
+import json
 import logging
 import multiprocessing
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, cast
 
 import psycopg
 import structlog
 from aiokafka import AIOKafkaProducer
+from psycopg import sql
 from psycopg.rows import TupleRow
 
 from projections import projector as projector_module
 from projections import schema
 from projections.projector import Projector
 from projections.rebuild import compare
-from projections.store import LogRecord, Store
+from projections.store import Applied, LogRecord, Store
+from projections.tables import TABLES
+from streams.rules.agent.state import Agent
 from tests.brokers import until
+from tests.histories import batch_of
 from tests.integration.workers import WorkerProcess
 
 WAIT_SECONDS: Final = 60.0
@@ -109,7 +115,7 @@ class ProjectorProcess(WorkerProcess):
     async def of(cls, bootstrap: str, url: str, partitions: int) -> "ProjectorProcess":
         return await cls.start(
             bootstrap,
-            "tests.integration.projector_command",
+            ("-m", "api.cli", "projector"),
             BERTH_DATABASE_URL=url,
             BERTH_PARTITIONS=str(partitions),
         )
@@ -199,6 +205,96 @@ def fork_projector(
 
 
 # What must be in the tables
+
+
+def positions(store: Store, records: Sequence[LogRecord]) -> dict[tuple[str, int], int]:
+    """Where the checkpoints are; the store begins anew only where there are none, and so keeps what it knows."""
+    wanted = {(record.topic, record.partition) for record in records}
+    rows = store.connection.execute("SELECT topic, partition, next_offset FROM checkpoints")
+    found = {(topic, partition): offset for topic, partition, offset in rows}
+    return found if wanted <= found.keys() else store.positions(wanted)
+
+
+def project(store: Store, records: Sequence[LogRecord]) -> None:
+    """Apply the records as one batch, from where the checkpoints are."""
+    assert isinstance(store.apply(batch_of(records, positions(store, records))), Applied)
+
+
+def snapshot_all(store: Store) -> None:
+    for agent_id in store.agents_without_snapshot():
+        while store.make_snapshot(agent_id):
+            pass
+
+
+def content(store: Store) -> dict[str, list[str]]:
+    """Everything in the tables, in comparable form."""
+    found = {}
+    for name in [*(table.name for table in TABLES), "agent_snapshots", "checkpoints"]:
+        rows = store.connection.execute(
+            sql.SQL("SELECT to_jsonb(rows) FROM {} AS rows").format(sql.Identifier(name))
+        ).fetchall()
+        found[name] = sorted(json.dumps(row, sort_keys=True) for (row,) in rows)
+    return found
+
+
+def fresh(database: str, name: str) -> Store:
+    other = Store(database, name)
+    other.open()
+    return other
+
+
+def check_agent(store: Store, agent: Agent | None, agent_id: str) -> None:
+    """The rows of one agent against the state that its decider holds."""
+    read = partial(store.connection.execute, binary=True)  # instants as microseconds
+    row = read(
+        "SELECT seq, created, paused, archived, parallelism_limit, owner, running, waiting, on_hold FROM agents"
+        " WHERE agent_id = %s",
+        (agent_id,),
+    ).fetchone()
+    if agent is None or agent.row.seq == 0:
+        assert row is None
+        return
+    limit = None if agent.row.parallelism_limit == "unlimited" else agent.row.parallelism_limit
+    states = [trigger.state for trigger in agent.triggers.values()]
+    assert row == (
+        *(agent.row.seq, agent.row.created, agent.row.paused, agent.row.archived, limit, agent.row.owner),
+        *(states.count("running"), states.count("waiting"), states.count("paused")),
+    )
+    live = read(
+        "SELECT trigger_id, state, conversation_id, available_at, created_at, attempt, failures, place_rank,"
+        " place_number, grace_until FROM triggers WHERE agent_id = %s AND ended_at IS NULL",
+        (agent_id,),
+    ).fetchall()
+    assert {trigger_id: tuple(rest) for trigger_id, *rest in live} == {
+        trigger.trigger_id: (
+            *(trigger.state, trigger.conversation_id, trigger.available_at, trigger.created_at, trigger.attempt),
+            *(trigger.failures, *(trigger.place or (None, None)), trigger.grace_until),
+        )
+        for trigger in agent.triggers.values()
+    }
+    queue = read(
+        "SELECT trigger_id FROM triggers WHERE agent_id = %s AND state = 'waiting'"
+        " ORDER BY available_at, created_at, trigger_id",
+        (agent_id,),
+    ).fetchall()
+    assert [trigger_id for (trigger_id,) in queue] == [key.id.decode() for key in agent.waiting]
+    slots = read("SELECT slot_number, execution_id, trigger_id FROM slots WHERE agent_id = %s", (agent_id,)).fetchall()
+    assert sorted(slots) == sorted(
+        (trigger.slot_number, trigger.execution_id, trigger.trigger_id)
+        for trigger in agent.triggers.values()
+        if trigger.state == "running"
+    )
+    outcomes = read(
+        "SELECT conversation_id, last_outcome, last_outcome_at FROM conversations"
+        " WHERE agent_id = %s AND last_outcome IS NOT NULL AND NOT forgotten",
+        (agent_id,),
+    ).fetchall()
+    assert {id: (outcome, at) for id, outcome, at in outcomes} == {
+        id: (row.outcome, row.at) for id, row in agent.conversations.items()
+    }
+    lives = read("SELECT conversation_id, live FROM conversations WHERE agent_id = %s AND live > 0", (agent_id,))
+    conversations = [trigger.conversation_id for trigger in agent.triggers.values()]
+    assert dict(lives.fetchall()) == {id: conversations.count(id) for id in conversations}
 
 
 async def check_against_log(bootstrap: str, url: str, partitions: int) -> Mapping[str, int]:

@@ -13,7 +13,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from streams import WORKERS
-from tests.integration.http_stack import ANSWER_SECONDS_MAX, Stack, limited, until_status
+from tests.integration.http_stack import ANSWER_SECONDS_MAX, Stack, limited, read_at, until_status
 from tests.integration.workers import PARTITIONS
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
@@ -40,6 +40,9 @@ async def timed(request: Any) -> tuple[httpx.Response, float]:
     began = time.monotonic()
     answer = await request
     return answer, time.monotonic() - began
+
+
+# 110: 200 OK although nothing was published
 
 
 async def test_without_kafka_every_write_is_503_in_time_and_has_no_effect_and_a_resend_works(
@@ -75,6 +78,9 @@ async def test_without_kafka_every_write_is_503_in_time_and_has_no_effect_and_a_
     assert (told["limit"], told["paused"], told["archived"], told["running"]) == (1, False, False, 1)
     again = await http.post("/api/agents/a/pause", headers={"Idempotency-Key": "k8"})
     assert (again.status_code, again.json()["effect"]) == (200, True)
+
+
+# 112: a produce timeout with unknown outcome
 
 
 async def test_whatever_becomes_of_requests_while_kafka_dies_and_freezes_each_key_counts_once(
@@ -225,7 +231,7 @@ async def _until_reason(http: httpx.AsyncClient, words: str) -> dict[str, Any]:
 
 async def test_a_read_that_must_see_a_write_says_when_the_projection_is_behind(own_berth: Stack) -> None:
     http = own_berth.http
-    await limited(http, "a", 1)
+    await read_at(http, await limited(http, "a", 1), "/api/agents/a")
     assert own_berth.projector is not None
     await own_berth.projector.kill()
     write = await http.post("/api/agents/a/triggers", json={"id": "t"})

@@ -246,3 +246,27 @@ async def test_our_own_queries_use_an_index(berth: Stack, name: str) -> None:
         query = psycopg.ClientCursor(connection).mogrify(_OURS[name], {**parameters, "max_rows": None})
         plan = "\n".join(line for (line,) in connection.execute(f"EXPLAIN {query}".encode()))
     assert "Index" in plan and "Seq Scan" not in plan, plan
+
+
+async def test_reads_go_on_while_the_tables_are_rebuilt_and_replaced(berth: Stack, agent: str) -> None:
+    await limited(berth.http, agent, 1)
+    answer = await berth.http.post(f"/api/agents/{agent}/triggers", json={"id": "t", "message": "x"})
+    path = f"/api/agents/{agent}"
+    before = await read_at(berth.http, answer, f"{path}/triggers/t")
+    over = asyncio.Event()
+    addresses = ("/api/agents/slots", f"{path}/capacity", f"{path}/queue", f"{path}/triggers/t")
+
+    async def read() -> set[int]:
+        statuses: set[int] = set()
+        while not over.is_set():
+            statuses |= {(await berth.http.get(address)).status_code for address in addresses}
+        return statuses
+
+    reading = asyncio.create_task(read())
+    rebuild = await berth.berth("projections", "rebuild")
+    assert await rebuild.ended() == 0, rebuild.account()
+    over.set()
+    assert await reading == {200}
+    later = await berth.http.post(f"/api/agents/{agent}/triggers", json={"id": "t2"})
+    assert (await read_at(berth.http, later, f"{path}/queue"))["waiting"] == 1
+    assert (await berth.http.get(f"{path}/triggers/t")).json() == before

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from datetime import datetime
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -15,6 +16,7 @@ from streams import APPLICATION_ID, CHANGELOG, CONTROLS, DEAD_LETTERS, STATUSES,
 from streams.kafka import edge
 from streams.kafka.ownership import SkipRefused, skip_record
 from streams.settings import Settings
+from tests.brokers import until
 from tests.integration.test_ownership_restore import COUNT_KEY, NOWHERE, POSITION_KEY, position_row, write
 from tests.integration.workers import (
     LOADED,
@@ -239,7 +241,13 @@ async def test_an_idle_worker_stays_a_member(topics: EmbeddedKafka) -> None:
     async with workers(topics.bootstrap) as (worker,):
         await worker.ready()
         members = worker.count("assigned")
-        await asyncio.sleep(2 * SESSION_SECONDS + 3)
+        began = (await worker.readiness())[1]["at"]
+
+        async def has_waited() -> bool:
+            at = datetime.fromisoformat((await worker.readiness())[1]["at"])
+            return (at - datetime.fromisoformat(began)).total_seconds() > 2 * SESSION_SECONDS + 2
+
+        await until(has_waited, timeout_seconds=40)
         assert worker.count("assigned") == members
         await send(topics.bootstrap, "count", topic=CONTROLS.name)
         await wait_for_decisions(topics.bootstrap, 0, lambda found: len(found) == 1)

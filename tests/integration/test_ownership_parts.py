@@ -17,6 +17,7 @@ from streams.kafka.intake import WAITING_RECORDS_MAX, Fetched, InputOutOfOrder, 
 from streams.kafka.membership import AssignmentsDiffer, Membership
 from streams.kafka.ownership import Surroundings
 from streams.kafka.restore import MakePartition
+from streams.kafka.worker import StandsStill, Worker
 from streams.partition import Changes
 from streams.rules.limits import RECORD_BYTES_MAX
 from streams.settings import Settings
@@ -232,3 +233,26 @@ async def test_kept_only_by_who_was_there_in_the_generation_before(topics: Embed
     assert all(ownership.is_released for ownership in second.values())
     await members.leave()
     assert not members.halted.done()
+
+
+# -- worker
+
+
+async def test_a_partition_that_reads_nothing_though_there_is_something_stops_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("streams.kafka.worker.STANDSTILL_SECONDS_MAX", 0.0)
+    worker = Worker(Settings(kafka="127.0.0.1:9"), "127.0.0.1:9", cast("MakePartition", CountingPartition))
+    intake = intake_at_zero()
+    worker.membership.has_assignment = True
+    worker._lags = {0: 5}
+    worker._check_standstill({0: intake})
+    intake.accept(fetched(intake, 0, 3))
+    intake.take(3, 1_000)
+    worker._check_standstill({0: intake})
+    worker._lags = {0: 0}
+    worker._check_standstill({0: intake})
+    worker._lags = {0: 2}
+    worker._check_standstill({0: intake})
+    with pytest.raises(StandsStill, match="Partition 0 has 2 records to read"):
+        worker._check_standstill({0: intake})

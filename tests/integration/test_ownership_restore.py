@@ -258,6 +258,11 @@ async def test_a_session_that_kafka_does_not_allow_is_refused(topics: EmbeddedKa
     await refused(topics, "BERTH_SESSION_TIMEOUT_SECONDS", BERTH_SESSION_TIMEOUT_SECONDS="1")
 
 
+async def test_a_port_that_is_taken_is_refused(topics: EmbeddedKafka) -> None:
+    taken = topics.bootstrap.rpartition(":")[2]
+    await refused(topics, "BERTH_WORKER_PORT", event="port_not_free", BERTH_WORKER_PORT=taken)
+
+
 async def test_kafka_away_at_the_start() -> None:
     async with workers("127.0.0.1:9") as (worker,):
         assert await worker.ended() == 69, worker.account()

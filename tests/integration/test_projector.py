@@ -18,17 +18,18 @@ from projections import schema
 from projections.rebuild import compare, rebuild
 from projections.store import Store
 from streams import DECISIONS, TEXTS, TOPICS
+from streams.rules.agent.state import Agent
 from tests.brokers import until
 from tests.conftest import PARTITIONS
 from tests.histories import History
 from tests.integration.projectors import (
     Publisher,
     check_against_log,
+    check_agent,
     fork_projector,
     projector,
     publisher,
 )
-from tests.integration.test_projector_store import check_agent
 
 pytestmark = pytest.mark.kafka
 
@@ -66,6 +67,36 @@ async def test_it_follows_the_log_and_says_so(
         assert await process.stop() == 0
     compared = await check_against_log(topics.bootstrap, database, PARTITIONS)
     assert compared["decisions"] == published.counts[DECISIONS.name] and compared["texts"] > 0
+
+
+async def test_it_makes_the_snapshots_that_are_due_also_those_of_one_that_was_killed(
+    topics: EmbeddedKafka, published: Publisher, database: str, seed: int
+) -> None:
+    history = History(seed, PARTITIONS, agents=("A", "a"))
+    while any((history.agent(id) or Agent(id)).row.seq < 1_050 for id in history.agents):
+        history.live(10)
+        for agent_id in history.agents:
+            history._of(agent_id).configure(agent_id, parallelism_limit=3)  # also brings it back from the archive
+    await published.publish(history.transactions())
+    process = fork_projector(topics.bootstrap, database, PARTITIONS, batch_records=500)
+    await published.projected(database)
+    process.kill()
+    await asyncio.to_thread(process.join)
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("UPDATE berth.agents SET snapshot_seq = 0; DELETE FROM berth.agent_snapshots")
+        async with projector(topics.bootstrap, database, PARTITIONS):
+
+            async def all_made() -> bool:
+                due = connection.execute(
+                    "SELECT count(*) FROM berth.agents WHERE seq - snapshot_seq >= 1000"
+                ).fetchone()
+                return due == (0,)
+
+            await until(all_made, timeout_seconds=30)
+        made = connection.execute("SELECT count(*) FROM berth.agent_snapshots").fetchone()
+    assert made is not None
+    compared = await check_against_log(topics.bootstrap, database, PARTITIONS)
+    assert compared["agent_snapshots"] == made[0] >= 2
 
 
 async def test_kill_9_between_every_two_statements_leaves_the_rows_of_a_rebuild(
@@ -201,7 +232,8 @@ async def test_a_second_projector_waits_and_takes_over_from_one_that_is_killed(
         await published.projected(database)
 
         async def waits() -> bool:
-            return (await waiting.readiness())[1]["reasons"] == ["waiting for another projector to end"]
+            reasons: list[str] = (await waiting.readiness())[1]["reasons"]
+            return reasons == ["waiting for another projector to end"]
 
         await until(waits, timeout_seconds=30)
         await working.kill()

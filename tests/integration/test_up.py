@@ -225,7 +225,9 @@ def test_doctor_finds_nothing_wrong_beside_a_running_up(running: Up) -> None:
     assert report.returncode == 0, report.stdout
     for about in ("Python", "packages", "Java", "settings", "Kafka", "directory", "disk", "port", "broker", "topics"):
         assert finding(report.stdout, about) == "ok"
-    assert finding(report.stdout, "transactions") == "ok"
+    for about in ("transactions", "PostgreSQL"):
+        assert finding(report.stdout, about) == "ok"
+    assert finding(report.stdout, "tables") == "note", "no projector has made them yet"
 
 
 def test_doctor_names_what_is_wrong_and_changes_nothing(kafka: EmbeddedKafka, tmp_path: Path) -> None:

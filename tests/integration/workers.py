@@ -57,6 +57,16 @@ class WorkerProcess:
     def is_running(self) -> bool:
         return self.process.returncode is None
 
+    def ended_with(self) -> int | None:
+        """Its exit code; a second SIGTERM that came while Python was shutting down doesn't count."""
+        said = [entry["exit_code"] for entry in self.events if entry.get("event") == "worker_stopped"]
+        return said[-1] if said and self.process.returncode == -signal.SIGTERM else self.process.returncode
+
+    @property
+    def found_no_kafka(self) -> bool:
+        """Whether it ended at once because Kafka was away when it was started."""
+        return self.process.returncode == 69 and not self.count("assigned")
+
     def send(self, number: signal.Signals) -> None:
         if self.is_running:
             self.process.send_signal(number)
@@ -265,5 +275,5 @@ async def all_handled(bootstrap: str, timeout_seconds: float) -> float:
     began = time.monotonic()
     while problems := await unaccounted(bootstrap):
         assert time.monotonic() - began < timeout_seconds, f"after {timeout_seconds} s: {problems}"
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)
     return time.monotonic() - began

@@ -118,7 +118,9 @@ def test_only_the_edge_of_streams_makes_ids_or_takes_chances() -> None:
 
 
 def test_projections_read_no_clock() -> None:
-    pure = [path for path in sources("projections") if path.name in ("rows.py", "snapshots.py")]
+    names = {"rows.py", "row_types.py", "texts.py", "snapshots.py"}
+    pure = [path for path in sources("projections") if path.name in names]
+    assert {path.name for path in pure} == names
     assert offences(pure, CLOCKS) == []
 
 
@@ -132,7 +134,10 @@ def is_broad(handler: ast.ExceptHandler) -> bool:
 
 
 def goes_on(handler: ast.ExceptHandler) -> bool:
-    return not any(isinstance(node, ast.Raise) for node in ast.walk(handler))
+    return not any(
+        isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and dotted(node.func) == "os._exit")
+        for node in ast.walk(handler)
+    )
 
 
 def test_no_error_is_swallowed() -> None:
@@ -177,8 +182,11 @@ def test_no_module_is_a_drawer_for_everything() -> None:
 
 FORBIDDEN = [
     (r"(?<![\w.])/(work|root|home/\w+)/", "a path of somebody's machine"),
-    (r"/tmp/venv", "a path of somebody's machine"),
-    (r"pypi\.org|pythonhosted|maven\.apache\.org|maven2\b|npmjs|crates\.io|proxy\.golang", "a registry's host"),
+    (r"/tmp/v[e]nv", "a path of somebody's machine"),
+    (
+        r"p[y]pi[.]org|pythonh[o]sted|m[a]ven[.]apache|m[a]ven2\b|npm[j]s|cr[a]tes[.]io|proxy[.]g[o]lang",
+        "a registry's host",
+    ),
     (r"\b(index-url|find-links|trusted-host)\b", "a registry's address"),
     (r"(?i)\bas an ai\b|\blanguage model said\b", "how the work was done"),
 ]

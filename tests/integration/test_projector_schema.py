@@ -1,0 +1,206 @@
+"""The versions of the tables, and the plans by which PostgreSQL answers the queries on them."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from api.cli.embedded_postgres import EmbeddedPostgres
+from projections import schema
+from projections.store import LogRecord, Store
+from tests.integration.projectors import content, fresh, project
+
+# Migrations
+
+
+def test_from_scratch_every_migration_is_applied_once_and_recorded(database: str) -> None:
+    with schema.connect(database) as connection:
+        known = schema.migrations()
+        assert schema.applied_migrations(connection, "berth") == 0
+        assert schema.migrate(connection, "berth") == known
+        assert schema.applied_migrations(connection, "berth") == len(known)
+        recorded = connection.execute("SELECT number, name, sha256 FROM berth.migrations ORDER BY number").fetchall()
+        assert recorded == [(migration.number, migration.name, migration.sha256) for migration in known]
+        assert schema.migrate(connection, "berth") == []
+
+
+def test_two_starters_take_turns(database: str) -> None:
+    applied: list[int] = []
+
+    def start() -> None:
+        with schema.connect(database) as connection:
+            applied.append(len(schema.migrate(connection, "berth")))
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(applied) == [0, 0, 0, len(schema.migrations())]
+
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+def golden_log() -> list[LogRecord]:
+    """A log as the first version wrote it; later versions must give the same rows of it, and more."""
+    lines = (GOLDEN / "projections_log.jsonl").read_text().splitlines()
+    return [
+        LogRecord(topic, partition, offset, octets(key), octets(value), [(name, octets(h)) for name, h in headers], at)  # type: ignore[misc]
+        for topic, partition, offset, key, value, headers, at in map(json.loads, lines)
+    ]
+
+
+def octets(text: str | None) -> bytes | None:
+    return None if text is None else text.encode("utf-8", "surrogateescape")
+
+
+@pytest.mark.parametrize("version", range(1, len(schema.migrations()) + 1))
+def test_every_earlier_version_is_upgraded_with_its_data(database: str, version: int) -> None:
+    """The tables of an earlier version, with the rows that it made of the golden log, end as those made anew."""
+    with schema.connect(database) as connection:
+        schema.migrate(connection, "berth", schema.migrations()[:version])
+        connection.execute((GOLDEN / f"projections_{version:04d}.sql").read_bytes())
+        before = connection.execute("SELECT count(*) FROM decisions").fetchone()
+    upgraded, anew = fresh(database, "berth"), fresh(database, "anew")
+    assert upgraded.connection.execute("SELECT count(*) FROM decisions").fetchone() == before != (0,)
+    project(anew, golden_log())
+    assert content(upgraded) == content(anew)
+    for opened in (upgraded, anew):
+        opened.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda known: [schema.Migration(1, known[0].name, known[0].statements + "\n"), *known[1:]], "another text"),
+        (lambda known: known[:-1], "newer Berth"),
+    ],
+)
+def test_tables_of_another_version_are_refused_and_left_alone(database: str, change: Any, told: str) -> None:
+    with schema.connect(database) as connection:
+        known = schema.migrations()
+        schema.migrate(connection, "berth")
+        with pytest.raises(schema.SchemaRefused, match=told):
+            schema.migrate(connection, "berth", change(known))
+        assert schema.migrate(connection, "berth") == []
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(database: str) -> None:
+    known = schema.migrations()
+    broken = schema.Migration(len(known) + 1, "broken", "CREATE TABLE half (); SELECT no_such_function();")
+    with schema.connect(database) as connection:
+        with pytest.raises(psycopg.errors.UndefinedFunction):
+            schema.migrate(connection, "berth", [*known, broken])
+        assert connection.execute("SELECT to_regclass('berth.half')").fetchone() == (None,)
+        assert len(connection.execute("SELECT number FROM berth.migrations").fetchall()) == len(known)
+
+
+# Queries
+
+
+def queries() -> dict[str, str]:
+    text = (resources.files("projections") / "queries.sql").read_text()
+    blocks = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)[1:]
+    return dict(zip(blocks[::2], blocks[1::2], strict=True))
+
+
+PARAMETERS: dict[str, Any] = {
+    "agent_id": "agent-7",
+    "agent_ids": ["agent-7", "agent-8"],
+    "visible": None,
+    "conversation_id": "conversation-7",
+    "trigger_id": "t-7",
+    "id": "t-7",
+    "partition": 1,
+    "seq": 5,
+    "after_seq": 3,
+    "after_offset": 3,
+    "after_agent_id": "agent-3",
+    "after_trigger_id": "",
+    "before_agent_id": "agent-5",
+    "before_trigger_id": "",
+    "before_partition": 1,
+    "before_offset": 5,
+    "organization_id": "organization-3",
+    "kind": "kind-3",
+    "state": "failed",
+    "max_rows": 50,
+    "since": "2025-01-01T00:00:00Z",
+    "before_accepted_at": "2027-01-01T00:00:00Z",
+}
+FILTERS = {"triggers_in_state_page": {"kind": None}, "triggers_of_organization_page": {"kind": None, "state": None}}
+SMALL = {"positions", "position_of_decisions"}
+"""One row a partition of a topic: read whole."""
+
+
+def explain(store: Store, name: str, **changed: Any) -> str:
+    statement = queries()[name]
+    known = {**PARAMETERS, **(changed or FILTERS.get(name, {}))}
+    parameters = {
+        parameter: known.get(parameter, "2026-01-01T12:00:00Z") for parameter in re.findall(r"%\((\w+)\)s", statement)
+    }
+    plan = store.connection.execute(("EXPLAIN " + statement).encode(), parameters).fetchall()
+    return "\n".join(line for (line,) in plan)
+
+
+@pytest.fixture(scope="module")
+def full(postgres: EmbeddedPostgres) -> Iterator[Store]:
+    """Enough rows that a scan would cost, with statistics, and without the projector's own settings."""
+    store = Store(postgres.url)
+    store.open()
+    connection = store.connection
+    connection.execute("RESET enable_seqscan; RESET enable_hashjoin; RESET enable_mergejoin")
+    for statement in FILL:
+        connection.execute(statement)
+    connection.execute("ANALYZE")
+    yield store
+    connection.execute("DROP SCHEMA berth CASCADE")
+    store.close()
+
+
+FILL = (
+    """INSERT INTO agents SELECT 'agent-' || n, n % 2, 20, now(), true, now(), 1, false, 1000, null, null, null, null,
+       null, null, null, false, false, null, 1, 0, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 0 FROM generate_series(1, 5000) n""",
+    """INSERT INTO conversations SELECT 'agent-' || n % 5000, 'conversation-' || n, now(), 1, 0, null, null, false
+       FROM generate_series(1, 20000) n""",
+    """INSERT INTO triggers (agent_id, trigger_id, conversation_id, state, state_since, kind, interactive, created_at,
+       available_at, accepted_at, accepted_seq, content_sha256, worker, organization_id, execution_class,
+       timeout_seconds, max_attempts, payload_bytes, attempt, failures, absences, ended_at)
+       SELECT 'agent-' || n % 5000, 't-' || n, 'conversation-' || n,
+       (array['waiting', 'failed', 'finished', 'finished', 'finished'])[1 + n % 5], now(), 'kind-' || n % 50, false,
+       time, time, time, n, '', false, 'organization-' || n % 50, 'standard', 1800, 3, 0, 1, 0, 0,
+       CASE WHEN n % 5 > 0 THEN now() END
+       FROM generate_series(1, 50000) n,
+       LATERAL (SELECT '2026-01-01'::timestamptz + n * interval '1 second') AS at (time)""",
+    """INSERT INTO attempts SELECT agent_id, trigger_id, 'x-' || accepted_seq, conversation_id, 1, 1, false, now(), 1,
+       now(), CASE WHEN accepted_seq % 10 > 0 THEN now() END FROM triggers""",
+    """INSERT INTO decisions SELECT agent_id, accepted_seq, accepted_at, accepted_seq % 2, accepted_seq, 'trigger',
+       trigger_id, array[trigger_id], null, null, '{}' FROM triggers""",
+    "INSERT INTO decision_ids SELECT agent_id, trigger_id, accepted_seq FROM triggers",
+    "INSERT INTO agent_snapshots SELECT agent_id, accepted_seq, accepted_at, '{}' FROM triggers",
+    """INSERT INTO texts SELECT agent_id, trigger_id, '', 'message', '"hello"', false, accepted_at, 1, accepted_seq
+       FROM triggers""",
+    "INSERT INTO dead_letters SELECT 1, n, '2026-01-01', 'r' FROM generate_series(1, 20000) n",
+)
+
+
+@pytest.mark.parametrize("name", sorted(set(queries()) - SMALL))
+def test_every_query_is_served_by_an_index(full: Store, name: str) -> None:
+    plan = explain(full, name)
+    assert "Index" in plan, plan
+    assert "Seq Scan" not in plan, plan
+    if name.startswith("triggers_") and name != "triggers_of_agents_page":
+        assert "Sort" not in plan, f"a page is read in order, not sorted:\n{plan}"
+
+
+@pytest.mark.parametrize("name", ["agents_page", "slots_of_agents_page"])
+def test_a_list_of_the_visible_agents_only_is_served_by_an_index_too(full: Store, name: str) -> None:
+    plan = explain(full, name, visible=["agent-7", "agent-8"])
+    assert "Seq Scan" not in plan, plan
