@@ -22,9 +22,11 @@ FETCH_BYTES_MAX: Final = 2 * 1024 * 1024
 REQUEST_MILLISECONDS_MAX: Final = 10_000
 END_KNOWN_SECONDS: Final = 3.0
 """A broker that has just come back may take a moment to know how far its partitions go."""
-FETCH_WAIT_MILLISECONDS: Final = 50
+FETCH_WAIT_MILLISECONDS: Final = 30
 """A fetch under way leaves out the partitions whose last records were still to be taken when it was sent, and nothing
 of them is read before it ends: so it must not wait long."""
+FETCH_BYTES_MIN: Final = 32 * 1024
+"""Else a fetch ends with the first transaction that is committed, and there are hundreds a second, nearly empty."""
 
 
 class LogDoesNotFit(Exception):  # noqa: N818 - it reads as what it is
@@ -47,6 +49,7 @@ class Log:
             max_partition_fetch_bytes=FETCH_BYTES_MAX,
             request_timeout_ms=REQUEST_MILLISECONDS_MAX,
             fetch_max_wait_ms=FETCH_WAIT_MILLISECONDS,
+            fetch_min_bytes=FETCH_BYTES_MIN,
             retry_backoff_ms=50,
         )
 

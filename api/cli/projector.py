@@ -1,7 +1,8 @@
 """``berth projector``: keeps the tables for readers up with the log, in the foreground."""
 
 import asyncio
-from typing import Annotated
+import os
+from typing import Annotated, Final
 
 import typer
 
@@ -9,6 +10,9 @@ from api.cli.worker import log_as_json
 from projections.projector import Projector
 from projections.store import Store
 from streams.settings import load_settings
+
+NICENESS: Final = 5
+"""On a machine that is busy decisions come first: what readers see may be late for a moment rather than slow them."""
 
 
 def projector(
@@ -33,6 +37,7 @@ def projector(
     settings = load_settings()
     url = settings.database_address()
     log_as_json()
+    os.nice(NICENESS)
     running = Projector(
         settings.kafka_addresses(),
         Store(url),
