@@ -50,7 +50,9 @@ async def test_without_kafka_every_write_is_503_in_time_and_has_no_effect_and_a_
 ) -> None:
     http = own_berth.http
     await limited(http, "a", 1)
-    assert (await http.post("/api/agents/a/triggers", json={"id": "runs"})).status_code == 201
+    started = await http.post("/api/agents/a/triggers", json={"id": "runs"})
+    assert started.status_code == 201
+    await read_at(http, started, "/api/agents/a")  # the tables have it before Kafka goes
     own_berth.kafka.kill()
     answers = await asyncio.gather(
         *(
@@ -144,7 +146,8 @@ async def test_without_postgres_writes_go_on_reads_are_503_and_all_is_well_when_
     stopped, seconds = await timed(http.delete(f"{path}/t2"))
     assert stopped.status_code == 200 and seconds < ANSWER_SECONDS_MAX
     assert (await http.post(path, json={"id": "t4"})).status_code == 202
-    assert (await http.patch("/api/agents/a", json={"max_backlog_depth": 9})).status_code == 200
+    patched = await http.patch("/api/agents/a", json={"max_backlog_depth": 9})
+    assert patched.status_code == 200
     # What was answered before is known here, and only from the database by an API that didn't give the answer.
     assert (await http.post(path, json={"id": "t3"})).json()["code"] == "agent_backlog_full"
     assert (await fresh.post(path, json={"id": "t3"})).json()["code"] == "first_answer_unavailable"
@@ -154,7 +157,7 @@ async def test_without_postgres_writes_go_on_reads_are_503_and_all_is_well_when_
 
     own_berth.postgres.start()
     await until_status(http, "/readyz", 200, 30)
-    queue = (await http.get("/api/agents/a/queue")).json()
+    queue = await read_at(http, patched, "/api/agents/a/queue")
     assert [entry["trigger_id"] for entry in queue["queue"]] == ["t4"]
     assert (await fresh.post(path, json={"id": "t3"})).json()["code"] == "agent_backlog_full"
 
