@@ -41,8 +41,6 @@ from streams.rules.order import SECOND, format_instant
 
 _TIMERS_STALE_MAX: Final = 20_000
 """How many timers that no longer hold may lie in the heap beside as many as hold, before it is built anew."""
-
-
 _ERROR_CHARACTERS_MAX: Final = 500
 
 
@@ -215,7 +213,7 @@ class Partition:
         """The rules fail on this agent's timers: it dispatches nothing until it is configured."""
         agent = self._agent(agent_id)
         self._unfinished.pop(agent_id, None)
-        cause = events.ContinueCause(**{"continue": agent.row.todo_since or agent.row.seq})
+        cause = _left_over_cause(agent)
         self._decide(agent, Park(error=error[:_ERROR_CHARACTERS_MAX]), cause, "internal", now)
 
     def clock_behind_us(self, now: int) -> int:
@@ -342,7 +340,7 @@ class Partition:
         while self._unfinished:
             agent_id = next(iter(self._unfinished))
             agent = self.agents[agent_id]
-            cause = events.ContinueCause(**{"continue": agent.row.todo_since or agent.row.seq})
+            cause = _left_over_cause(agent)
             try:
                 self._decide(agent, Continue(), cause, "internal", now)
             except Exception as error:
@@ -419,6 +417,11 @@ class Partition:
             agent.schedule_all(self.at)
             self._schedule(agent)
         self._timers_max = 2 * len(self._timers) + _TIMERS_STALE_MAX
+
+
+def _left_over_cause(agent: Agent) -> events.ContinueCause:
+    """The decision that left the work over."""
+    return events.ContinueCause(**{"continue": agent.row.todo_since or agent.row.seq})
 
 
 def dead_letter(record: Record, reason: str, now: int) -> Output:

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
 
-from api.http.intake import decoded
 from streams.rules import limits
 from streams.rules.messages import (
     Count,
@@ -159,11 +158,6 @@ class CapacityRequest(RequestBody):
     """How many run at once; checked by its route, whose words are a contract."""
 
     max_parallel_tasks: Any = None
-
-
-def path_id(part: str) -> str:
-    """An id in a path, percent-encoded as it was sent."""
-    return decoded(part)
 
 
 def id_from_key(agent_id: str, key: str, requester: str = LOCAL_PERSON) -> str:

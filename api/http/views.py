@@ -11,7 +11,6 @@ from typing import Any, Final
 from api.http.problems import invalid
 from api.http.waiting import Cause, Row, causes
 
-PREVIEW_CHARACTERS: Final = 100
 CURSOR_CHARACTERS_MAX: Final = 4_000
 
 _AGENT_FIELDS: Final = (

@@ -6,7 +6,7 @@ meaning. Folding the events of an agent's decisions gives its state (the moves o
 
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field, StrictBool, StrictInt, TypeAdapter
+from pydantic import Field, StrictBool, StrictInt
 
 from streams.rules import limits
 from streams.rules.messages import (
@@ -439,9 +439,6 @@ class Decision(Written):
     ignored: Ignored | None = None
     policy: str
     prev: Sha256 | None
-
-
-DecisionRecord: TypeAdapter[Decision] = TypeAdapter(Decision)
 
 
 def read_decision(value: bytes) -> Decision:
