@@ -20,11 +20,11 @@ from pydantic_core import from_json, to_json
 
 from streams import CLAIMS, CONTROLS, SIGNALS, SITE_CONTROLS, STATUSES, TRIGGERS
 from streams.rules import limits
-from streams.rules.agent.rows import AgentRow, ConversationRow, RememberedRow, TriggerRow
+from streams.rules.agent.rows import AgentRow, ConversationRow, RememberedRow, TriggerRow, WatchRow
 from streams.rules.agent.step import Via
+from streams.rules.commands import AgentCommand
 from streams.rules.messages import (
     TEXT_FIELDS,
-    AgentCommand,
     Approve,
     Archive,
     Configure,
@@ -41,8 +41,53 @@ from streams.rules.messages import (
     TriggerRecord,
     stamp_content,
 )
+from streams.rules.site_events import SiteCommand
+from streams.rules.site_messages import (
+    Claim,
+    ClaimRecord,
+    ConfigureSite,
+    Degraded,
+    DeleteEnvironment,
+    DeleteFolder,
+    Denied,
+    Gate,
+    Granted,
+    Internal,
+    InvalidSite,
+    PauseSite,
+    Recall,
+    Release,
+    Resolved,
+    ResumeSite,
+    SignalRecord,
+    SiteControlRecord,
+    Waiting,
+    Watch,
+)
 
-InputCommand = Trigger | Stop | Status | Configure | Pause | Resume | Archive | Approve | Reschedule | ResumeTrigger
+InputCommand = (
+    Trigger
+    | Stop
+    | Status
+    | Configure
+    | Pause
+    | Resume
+    | Archive
+    | Approve
+    | Reschedule
+    | ResumeTrigger
+    | Granted
+    | Waiting
+    | Denied
+    | Recall
+    | Degraded
+    | Watch
+    | Resolved
+)
+SiteInput = (
+    ConfigureSite | PauseSite | ResumeSite | Gate | DeleteFolder | DeleteEnvironment | Claim | Release | InvalidSite
+)
+DeciderMessage = Claim | Release | Granted | Waiting | Denied | Recall | Degraded | Watch | Resolved
 Headers = tuple[tuple[str, bytes], ...]
 
 
@@ -87,24 +132,37 @@ class DeadLetter(NamedTuple):
     reason: str
 
 
-Fate = Command | Rekeyed | DeadLetter
+class SiteCommandRead(NamedTuple):
+    """A record that a site's decider handles."""
+
+    site_id: str
+    command: SiteCommand
+    via: Via
+
+
+Fate = Command | SiteCommandRead | Rekeyed | DeadLetter
 
 _READERS: Final[dict[str, TypeAdapter[Any]]] = {
     TRIGGERS.name: TypeAdapter(TriggerRecord),
     STATUSES.name: TypeAdapter(Status),
     CONTROLS.name: TypeAdapter(ControlRecord),
+    SITE_CONTROLS.name: TypeAdapter(SiteControlRecord),
+    CLAIMS.name: TypeAdapter(ClaimRecord),
+    SIGNALS.name: TypeAdapter(SignalRecord),
 }
+_OF_SITES: Final = frozenset({SITE_CONTROLS.name, CLAIMS.name})
+_WITHOUT_WAITER: Final = frozenset({STATUSES.name, CLAIMS.name, SIGNALS.name})
 _KNOWN_FIELDS: Final = {
     topic: sorted({name for model in models for name in model.model_fields})
     for topic, models in (
         (TRIGGERS.name, (Trigger, Stop)),
         (STATUSES.name, (Status,)),
         (CONTROLS.name, (Configure, Pause, Resume, Archive, Approve, Reschedule, ResumeTrigger)),
+        (SITE_CONTROLS.name, (ConfigureSite, PauseSite, ResumeSite, Gate, DeleteFolder, DeleteEnvironment)),
     )
 }
 _DISPATCH_BYTES_MAX: Final = 16 * 1024
 """More than a dispatch has beside its message and payload."""
-_NOT_YET: Final = frozenset({SITE_CONTROLS.name, CLAIMS.name, SIGNALS.name})
 _ID: Final = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{limits.ID_CHARACTERS_MAX}}}")
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 ORIGIN_HEADER: Final = "origin"
@@ -113,8 +171,6 @@ VIA_HEADER: Final = "via"
 
 def read(record: Record, partitions: int) -> Fate:
     """What is to be done with an input record; ``partitions`` is the number of partitions of every topic."""
-    if record.topic in _NOT_YET:
-        return DeadLetter("not_supported_yet: sites")
     if record.value is None:
         return DeadLetter("null_value")
     size = _size(record)
@@ -126,7 +182,12 @@ def read(record: Record, partitions: int) -> Fate:
         return _read_bad(record, record.value, error, partitions)
     if isinstance(command, Trigger) and (reason := _outgrows(command)) is not None:
         return _invalid(record, record.value, command.agent_id, command.id, reason, partitions)
-    return _routed(record, command.agent_id, command, partitions)
+    return _routed(record, _decider_of(command), command, partitions)
+
+
+def _decider_of(command: InputCommand | SiteInput) -> str:
+    """The agent or site that decides it, after which its topic is partitioned."""
+    return command.site if isinstance(command, SiteInput) else command.agent_id
 
 
 def _size(record: Record) -> int:
@@ -145,29 +206,32 @@ def _outgrows(command: Trigger) -> str | None:
 def _read_oversized(record: Record, value: bytes, size: int, partitions: int) -> Fate:
     reason = f"oversized: {size} bytes, {limits.RECORD_BYTES_MAX} are allowed"
     content, _ = _parse(value)
-    agent_id, id = (content.get("agent_id"), content.get("id")) if content else (None, None)
-    if record.topic == STATUSES.name or not (_is_id(agent_id) and _is_id(id)):
+    decider, id = _names(record.topic, content)
+    if decider is None or id is None:
         return DeadLetter(reason)
-    fate = _invalid(record, value, agent_id, id, reason, partitions)
-    return fate if isinstance(fate, Command) else DeadLetter(reason)  # it is too large to be copied elsewhere
+    fate = _invalid(record, value, decider, id, reason, partitions)
+    return fate if not isinstance(fate, Rekeyed) else DeadLetter(reason)  # it is too large to be copied elsewhere
 
 
-def _routed(record: Record, agent_id: str, command: AgentCommand, partitions: int) -> Fate:
-    partition = partition_of(agent_id, partitions)
+def _routed(record: Record, decider: str, command: InputCommand | Invalid | SiteInput, partitions: int) -> Fate:
+    """``decider``: the agent or site."""
+    partition = partition_of(decider, partitions)
     if record.key is None or record.partition != partition:
-        return _rekeyed(record, agent_id, partition)
+        return _rekeyed(record, decider, partition)
     if isinstance(command, Trigger):
         stamp_content(command)
     via: Via = "http" if any(name == VIA_HEADER and value == b"http" for name, value in record.headers) else "kafka"
-    return Command(agent_id, command, via)
+    if isinstance(command, SiteInput):
+        return SiteCommandRead(decider, command, "internal" if isinstance(command, Internal) else via)
+    return Command(decider, command, "internal" if isinstance(command, Internal) else via)
 
 
-def _rekeyed(record: Record, agent_id: str, partition: int) -> Fate:
+def _rekeyed(record: Record, decider: str, partition: int) -> Fate:
     if any(name == ORIGIN_HEADER for name, _ in record.headers):
         return DeadLetter("wrong_partition_twice")
     origin = to_json({"topic": record.topic, "partition": record.partition, "offset": record.offset})
     headers = (*record.headers, (ORIGIN_HEADER, origin))
-    return Rekeyed(Output(record.topic, agent_id.encode(), record.value, headers, partition))
+    return Rekeyed(Output(record.topic, decider.encode(), record.value, headers, partition))
 
 
 def _read_bad(record: Record, value: bytes, error: ValidationError, partitions: int) -> Fate:
@@ -182,19 +246,31 @@ def _read_bad(record: Record, value: bytes, error: ValidationError, partitions: 
         elif isinstance(command, Trigger) and (too_large := _outgrows(command)) is not None:
             reason = too_large
         else:
-            return _routed(record, command.agent_id, command, partitions)
+            return _routed(record, _decider_of(command), command, partitions)
     else:
         reason = _reason(error)
-    agent_id, id = content.get("agent_id"), content.get("id")
-    if record.topic == STATUSES.name or not (_is_id(agent_id) and _is_id(id)):
+    decider, id = _names(record.topic, content)
+    if decider is None or id is None:
         return DeadLetter(reason)
-    return _invalid(record, value, agent_id, id, reason, partitions)
+    return _invalid(record, value, decider, id, reason, partitions)
 
 
-def _invalid(record: Record, value: bytes, agent_id: str, id: str, reason: str, partitions: int) -> Fate:
+def _names(topic: str, content: dict[str, Any] | None) -> tuple[str | None, str | None]:
+    """Who was to decide it, and the id that somebody waits for; None where they can't be read."""
+    if content is None or topic in _WITHOUT_WAITER:
+        return None, None
+    decider, id = content.get("site" if topic in _OF_SITES else "agent_id"), content.get("id")
+    return decider if _is_id(decider) else None, id if _is_id(id) else None
+
+
+def _invalid(record: Record, value: bytes, decider: str, id: str, reason: str, partitions: int) -> Fate:
     sha256 = hashlib.sha256(value).hexdigest()
-    invalid = Invalid(id=id, agent_id=agent_id, reason=reason, sha256=sha256, bytes=len(value))
-    return _routed(record, agent_id, invalid, partitions)
+    size = len(value)
+    if record.topic in _OF_SITES:
+        invalid_site = InvalidSite(site=decider, id=id, reason=reason, sha256=sha256, bytes=size)
+        return _routed(record, decider, invalid_site, partitions)
+    invalid = Invalid(agent_id=decider, id=id, reason=reason, sha256=sha256, bytes=size)
+    return _routed(record, decider, invalid, partitions)
 
 
 def _parse(value: bytes) -> tuple[dict[str, Any] | None, str]:
@@ -212,8 +288,10 @@ def _parse(value: bytes) -> tuple[dict[str, Any] | None, str]:
     return (content, "") if isinstance(content, dict) else (None, "not_an_object")
 
 
-def _read_odd_texts(topic: str, content: dict[str, Any]) -> InputCommand | str:
+def _read_odd_texts(topic: str, content: dict[str, Any]) -> InputCommand | SiteInput | str:
     """A record that the fast reader takes for no JSON: texts may hold lone surrogates (G3), nothing else may."""
+    if topic not in _KNOWN_FIELDS:
+        return "not_json"
     texts = {name: content[name] for name in TEXT_FIELDS if content.get(name) is not None}
     rest = {name: content[name] for name in _KNOWN_FIELDS[topic] if name in content and name not in texts}
     for name, field in rest.items():
@@ -231,7 +309,7 @@ def _read_odd_texts(topic: str, content: dict[str, Any]) -> InputCommand | str:
             return f"invalid_field: {name}: has {known[name].bytes} bytes, {bytes_max} are allowed"
     if "message" in known and not isinstance(texts["message"], str):
         return "invalid_field: message: must be a string"
-    copied: InputCommand = command.model_copy(update=known)
+    copied: InputCommand | SiteInput = command.model_copy(update=known)
     return copied
 
 
@@ -267,6 +345,7 @@ _AGENT: Final = TypeAdapter(AgentRow)
 _TRIGGER: Final = TypeAdapter(TriggerRow)
 _CONVERSATION: Final = TypeAdapter(ConversationRow)
 _REMEMBERED: Final = TypeAdapter(RememberedRow)
+_WATCH: Final = TypeAdapter(WatchRow)
 
 
 class PartitionRow(NamedTuple):
@@ -323,6 +402,14 @@ def read_remembered(value: bytes) -> RememberedRow:
     return _REMEMBERED.validate_json(value)
 
 
+def write_watch(row: WatchRow) -> bytes:
+    return _WATCH.dump_json(row, warnings="error")
+
+
+def read_watch(value: bytes) -> WatchRow:
+    return _WATCH.validate_json(value)
+
+
 def write_partition(row: PartitionRow) -> bytes:
     return to_json(row._asdict())
 
@@ -345,6 +432,20 @@ def write_texts(command: Trigger) -> bytes | None:
 def with_texts(dispatch: bytes, texts: bytes | None) -> bytes:
     """The dispatch's JSON object with the fields of the texts' row."""
     return dispatch if texts is None else dispatch[:-1] + b"," + texts[1:]
+
+
+def write_message(message: DeciderMessage, partitions: int) -> Output:
+    """What one decider tells another, on the partition of the one that it tells."""
+    value = message.__pydantic_serializer__.to_json(message, exclude_unset=True)
+    topic = CLAIMS if isinstance(message, Claim | Release) else SIGNALS
+    decider = message.site if isinstance(message, Claim | Release) else message.agent_id
+    return Output(topic.name, decider.encode(), value, (), partition_of(decider, partitions))
+
+
+def decision_headers(command_id: str | None, settles: tuple[str, ...]) -> Headers:
+    """What a waiter looks for, so that it need not decode the decision."""
+    named = () if command_id is None else (("command_id", command_id.encode()),)
+    return (*named, *(("settles", id.encode()) for id in settles))
 
 
 # Partitioner

@@ -12,19 +12,18 @@ on in single steps to find the record (which stops the partition) or the timer (
 """
 
 import hashlib
-import heapq
-import sys
 from itertools import islice
 from typing import Final, Literal, NamedTuple
 
 from streams import DEAD_LETTERS, DECISIONS, DISPATCHES, TEXTS, codec
-from streams.codec import Headers, Output, Record
-from streams.rules import events, limits
+from streams.codec import Output, Record
+from streams.rules import dispatches, events, limits
 from streams.rules.agent.decide import decide
-from streams.rules.agent.state import TIMER_RANK, Agent, Deadline, RowRef
+from streams.rules.agent.state import Agent, RowRef, Watcher
 from streams.rules.agent.step import RunnerOutput, Step, Via
+from streams.rules.agent.timers import Deadline
+from streams.rules.commands import AgentCommand
 from streams.rules.messages import (
-    AgentCommand,
     Configure,
     Continue,
     Control,
@@ -34,13 +33,14 @@ from streams.rules.messages import (
     Stop,
     Text,
     Timer,
-    TimerKind,
     Trigger,
 )
 from streams.rules.order import SECOND, format_instant
+from streams.rules.site_events import SiteCommand
+from streams.rules.site_messages import Internal
+from streams.sites import Sites
+from streams.timers import Timers
 
-_TIMERS_STALE_MAX: Final = 20_000
-"""How many timers that no longer hold may lie in the heap beside as many as hold, before it is built anew."""
 _ERROR_CHARACTERS_MAX: Final = 500
 
 
@@ -55,11 +55,19 @@ class Changes(NamedTuple):
 class RuleFailure(Exception):  # noqa: N818 - it reads as what it is
     """The rules failed on a record, or on a timer or left-over work of an agent: a bug, not an outage."""
 
-    def __init__(self, record: Record | None, agent_id: str | None, error: BaseException) -> None:
-        where = f"{record.topic}/{record.partition}@{record.offset}" if record else f"a timer of agent {agent_id!r}"
+    def __init__(
+        self, record: Record | None, agent_id: str | None, error: BaseException, site_id: str | None = None
+    ) -> None:
+        if record is not None:
+            where = f"{record.topic}/{record.partition}@{record.offset}"
+        elif agent_id is not None:
+            where = f"a timer of agent {agent_id!r}"
+        else:
+            where = f"left-over work of site {site_id!r}"
         super().__init__(f"the rules failed on {where}: {type(error).__name__}: {error}")
         self.record = record
         self.agent_id = agent_id
+        """Whose timer or left-over work it was; None, and no record: a site's, which can't be parked."""
 
 
 class RowsMissing(Exception):  # noqa: N818 - it reads as what it is
@@ -82,15 +90,13 @@ class Partition:
         """Number of remembered ids of all agents."""
         self._raw: dict[bytes, bytes] = {}
         self._texts: dict[tuple[str, str], bytes] = {}
-        self._timers: list[tuple[int, int, str, str, TimerKind]] = []
-        self._timers_max = _TIMERS_STALE_MAX
-        self._forget_at: dict[str, int] = {}
-        self._parked: dict[str, list[Deadline]] = {}
+        self._timers = Timers(self.agents)
         self._unfinished: dict[str, None] = {}
         self._outputs: list[Output] = []
         self._changed_agents: dict[str, Agent] = {}
         self._changed_texts: dict[tuple[str, str], bytes | None] = {}
         self._moved = False
+        self._sites = Sites(defaults, partitions)
 
     # Restoring
 
@@ -120,12 +126,13 @@ class Partition:
         for key, value in self._raw.items():
             self._load_row(codec.read_key(key), value)
         self._raw.clear()
+        self._sites.loaded()
         for agent in self.agents.values():
             agent.loaded(now)
             self.remembered += len(agent.remembered)
             if agent.row.todo is not None:
                 self._unfinished[agent.agent_id] = None
-        self._rebuild_timers()
+        self._timers.rebuild(self.at)
 
     def _load_row(self, key: codec.Key, value: bytes) -> None:
         match key:
@@ -142,6 +149,11 @@ class Partition:
                 self._agent(agent_id).conversations[conversation_id] = codec.read_conversation(value)
             case ("remembered", agent_id, "trigger" | "stop" | "control" as kind, id):
                 self._agent(agent_id).remembered[kind, id] = codec.read_remembered(value)
+            case ("watch", agent_id, conversation_id, watcher_agent_id, trigger_id):
+                watchers = self._agent(agent_id).watches.setdefault(conversation_id, {})
+                watchers[Watcher(watcher_agent_id, trigger_id)] = codec.read_watch(value)
+            case ("site" | "gate" | "deletion" | "claim" | "site_control", *_):
+                self._sites.load_row(key, value)
             case _:
                 raise ValueError(f"partition {self.number}: the changelog holds a row of an unknown kind: {key}")
 
@@ -174,8 +186,10 @@ class Partition:
     def _handle(self, record: Record, now: int) -> None:
         match codec.read(record, self.partitions):
             case codec.Command(agent_id, command, via):
-                cause = events.RecordCause(topic=record.topic, partition=record.partition, offset=record.offset)
-                self._decide(self._agent(agent_id), command, cause, via, now)
+                self._decide(self._agent(agent_id), command, _cause(record, command), via, now)
+            case codec.SiteCommandRead(site_id, command, via):
+                at = max(now, self.at, getattr(command, "at", 0))
+                self.at = max(self.at, self._sites.handle(site_id, command, _cause(record, command), via, at))
             case codec.Rekeyed(output):
                 self._outputs.append(output)
             case codec.DeadLetter(reason):
@@ -183,9 +197,9 @@ class Partition:
 
     def next_deadline_us(self) -> int | None:
         """When ``fire_timers`` is next of use (microseconds); None: never, by what is known."""
-        if self._unfinished or self.remembered > limits.REMEMBERED_IDS_MAX:
+        if self._unfinished or self._sites.has_work or self.remembered > limits.REMEMBERED_IDS_MAX:
             return 0
-        return self._timers[0][0] if self._timers else None
+        return self._timers.first_at
 
     def fire_timers(self, now: int, limit: int) -> int:
         """Do what is left over, and fire up to ``limit`` timers that are due: leases, grace, retries, then the rest.
@@ -193,16 +207,11 @@ class Partition:
         Returns how many fired. RuleFailure names the agent.
         """
         self._work_off(now)
-        due: list[tuple[Agent, Deadline]] = []
-        while self._timers and self._timers[0][0] <= now:
-            at, rank, trigger_id, agent_id, kind = heapq.heappop(self._timers)
-            due.append((self.agents[agent_id], Deadline(at, rank, trigger_id, kind)))
-        due.sort(key=lambda item: (item[1].rank, item[1].at, item[1].trigger_id.encode(), item[0].agent_id.encode()))
         fired = 0
+        due = self._timers.take_due(now)
         for index, (agent, deadline) in enumerate(due):
             if fired == limit:
-                for later, left in due[index:]:
-                    self._push_timer(later.agent_id, left)
+                self._timers.put_back(due[index:])
                 break
             fired += self._fire(agent, deadline, now)
         while self.remembered > limits.REMEMBERED_IDS_MAX and fired < limit:
@@ -222,9 +231,11 @@ class Partition:
 
     def take_changes(self) -> Changes | None:
         """What is to be written; None if there is nothing."""
-        if not (self._moved or self._outputs or self._changed_agents or self._changed_texts):
+        site_outputs, site_rows = self._sites.take()
+        self._outputs.extend(site_outputs)
+        if not (self._moved or self._outputs or self._changed_agents or self._changed_texts or site_rows):
             return None
-        rows: dict[bytes, bytes | None] = {}
+        rows: dict[bytes, bytes | None] = site_rows
         for agent in self._changed_agents.values():
             for ref in agent.changed:
                 rows[codec.write_key(_row_key(agent.agent_id, ref))] = _row_value(agent, ref)
@@ -243,7 +254,7 @@ class Partition:
     # Deciding
 
     def _decide(self, agent: Agent, command: AgentCommand, cause: events.Cause, via: Via, now: int) -> Step:
-        at = max(now, self.at)
+        at = max(now, self.at, command.at if isinstance(command, Internal) else 0)
         if self._uses_default_limit(agent, command):
             command = command.model_copy(update={"default_limit": self.defaults.parallelism_limit})
         remembered = len(agent.remembered)
@@ -259,7 +270,7 @@ class Partition:
             self._unfinished[agent.agent_id] = None
         else:
             self._unfinished.pop(agent.agent_id, None)
-        self._schedule(agent)
+        self._timers.schedule(agent, self.at)
         return step
 
     @staticmethod
@@ -275,6 +286,9 @@ class Partition:
         if step.repeats is not None:
             command = command.model_copy(update={"repeats": step.repeats})
         command_id = command.id if isinstance(command, Trigger | Stop | Control | Invalid) else None
+        settles = tuple(step.settles)
+        if command_id is not None and command_id not in settles and not self._is_open(agent, command):
+            settles = (command_id, *settles)
         decision = events.Decision(
             agent_id=agent.agent_id,
             seq=step.seq,
@@ -283,7 +297,7 @@ class Partition:
             cause=cause,
             command=command,
             command_id=command_id,
-            settles=() if command_id is None else (command_id,),
+            settles=settles,
             events=tuple(step.emitted),
             refusal=step.refusal,
             ignored=step.ignored,
@@ -293,23 +307,27 @@ class Partition:
         value = events.write_decision(decision)
         agent.row.prev = hashlib.sha256(value).hexdigest()
         key = agent.agent_id.encode()
-        headers: Headers = ()
-        if command_id is not None:
-            encoded = command_id.encode()
-            headers = (("command_id", encoded), ("settles", encoded))
-        self._outputs.append(Output(DECISIONS.name, key, value, headers))
+        self._outputs.append(Output(DECISIONS.name, key, value, codec.decision_headers(command_id, settles)))
         self._write_texts(agent, step, key)
         for output in step.outputs:
             self._outputs.append(Output(DISPATCHES.name, key, self._for_runner(agent, output)))
+        for message in step.messages:
+            self._outputs.append(codec.write_message(message, self.partitions))
         for trigger_id in agent.ended:
             text_key = agent.agent_id, trigger_id
             if self._texts.pop(text_key, None) is not None:
                 self._changed_texts[text_key] = None
         agent.ended.clear()
 
+    @staticmethod
+    def _is_open(agent: Agent, command: AgentCommand) -> bool:
+        """Whether the sender of an ask or force has still to wait, for the answer of a site."""
+        row = agent.triggers.get(command.id) if isinstance(command, Trigger) else None
+        return row is not None and row.is_urgent and row.state == "waiting"
+
     def _for_runner(self, agent: Agent, output: RunnerOutput) -> bytes:
         value = output.__pydantic_serializer__.to_json(output, exclude_unset=True)
-        if isinstance(output, events.Dispatch):
+        if isinstance(output, dispatches.Dispatch):
             return codec.with_texts(value, self._texts.get((agent.agent_id, output.trigger_id)))
         return value
 
@@ -325,8 +343,9 @@ class Partition:
             if command.message is not None:
                 self._outputs.append(_text_output(key, agent.agent_id, command.id, None, "message", command.message))
         elif isinstance(command, Status) and step.emitted:
-            ended = step.emitted[0]
-            if isinstance(ended, events.Finished | events.AttemptFailed | events.TriggerPaused | events.Stopped):
+            ends = events.Finished | events.AttemptFailed | events.TriggerPaused | events.Stopped
+            ended = next((event for event in step.emitted if isinstance(event, ends)), None)
+            if ended is not None:
                 about = key, agent.agent_id, ended.trigger_id, ended.execution_id
                 if command.error is not None:
                     self._outputs.append(_text_output(*about, "error", command.error))
@@ -337,6 +356,11 @@ class Partition:
 
     def _work_off(self, now: int) -> None:
         """What an earlier step noted comes before anything else (F1)."""
+        while self._sites.has_work:
+            try:
+                self.at = max(self.at, self._sites.work_off(max(now, self.at)))
+            except Exception as error:
+                raise RuleFailure(None, None, error, self._sites.working_on) from error
         while self._unfinished:
             agent_id = next(iter(self._unfinished))
             agent = self.agents[agent_id]
@@ -347,15 +371,7 @@ class Partition:
                 raise RuleFailure(None, agent_id, error) from error
 
     def _fire(self, agent: Agent, deadline: Deadline, now: int) -> int:
-        if deadline.kind == "forget":
-            if self._forget_at.get(agent.agent_id) != deadline.at:
-                return 0
-            del self._forget_at[agent.agent_id]
-        if not agent.is_due(deadline):
-            self._schedule(agent)
-            return 0
-        if agent.row.parked is not None:
-            self._parked.setdefault(agent.agent_id, []).append(deadline)
+        if not self._timers.still_holds(agent, deadline, self.at):
             return 0
         row = agent.triggers.get(deadline.trigger_id)
         lease = row if deadline.kind == "lease" else None
@@ -390,33 +406,13 @@ class Partition:
         self._decide_timer(agent, Timer(kind="forget", id="", deadline=deadline), now)
         return 1
 
-    def _schedule(self, agent: Agent) -> None:
-        """Take the deadlines that came up with the agent's last change."""
-        for deadline in agent.deadlines:
-            self._push_timer(agent.agent_id, deadline)
-        agent.deadlines.clear()
-        if agent.row.parked is None and agent.agent_id in self._parked:
-            for deadline in self._parked.pop(agent.agent_id):
-                self._push_timer(agent.agent_id, deadline)
-        forget_at = agent.next_forget_at()
-        if forget_at is not None and self._forget_at.get(agent.agent_id) != forget_at:
-            self._forget_at[agent.agent_id] = forget_at
-            self._push_timer(agent.agent_id, Deadline(forget_at, TIMER_RANK["forget"], "", "forget"))
-        if len(self._timers) > self._timers_max:
-            self._rebuild_timers()
 
-    def _push_timer(self, agent_id: str, deadline: Deadline) -> None:
-        heapq.heappush(self._timers, (deadline.at, deadline.rank, deadline.trigger_id, agent_id, deadline.kind))
-
-    def _rebuild_timers(self) -> None:
-        """Drop the timers that no longer hold: a timer is never taken back when its trigger moves on."""
-        self._timers.clear()
-        self._forget_at.clear()
-        self._timers_max = sys.maxsize
-        for agent in self.agents.values():
-            agent.schedule_all(self.at)
-            self._schedule(agent)
-        self._timers_max = 2 * len(self._timers) + _TIMERS_STALE_MAX
+def _cause(record: Record, command: AgentCommand | SiteCommand) -> events.Cause:
+    """The input record; for what other deciders sent their event, since those topics are not kept."""
+    if isinstance(command, Internal):
+        sender = command.sender
+        return events.SenderCause(decider=sender.decider, seq=sender.seq, index=sender.index)
+    return events.RecordCause(topic=record.topic, partition=record.partition, offset=record.offset)
 
 
 def _left_over_cause(agent: Agent) -> events.ContinueCause:
@@ -445,6 +441,9 @@ def _row_key(agent_id: str, ref: RowRef) -> codec.Key:
             return ("remembered", agent_id, ref.remembered, ref.id)
         case "trigger" | "conversation":
             return (ref.kind, agent_id, ref.id)
+        case "watch":
+            assert ref.watcher is not None
+            return ("watch", agent_id, ref.id, *ref.watcher)
 
 
 def _row_value(agent: Agent, ref: RowRef) -> bytes | None:
@@ -461,6 +460,10 @@ def _row_value(agent: Agent, ref: RowRef) -> bytes | None:
             assert ref.remembered is not None
             remembered = agent.remembered.get((ref.remembered, ref.id))
             return None if remembered is None else codec.write_remembered(remembered)
+        case "watch":
+            assert ref.watcher is not None
+            watch = agent.watches.get(ref.id, {}).get(ref.watcher)
+            return None if watch is None else codec.write_watch(watch)
 
 
 def _text_output(

@@ -5,9 +5,11 @@
     driven.advance(60)
     assert driven.running() == ["t1"]
 
-What the worker does around a Partition is done here in the simplest way: rows and outputs are taken in one transaction
-after every record (``commit``), or later when a test holds them back to crash in between (``crash``). Each decision is
-checked when it is written: its size, its form read and written back, the chain, and what ``berth verify`` checks.
+What deciders tell each other is delivered when the record that caused it is committed, unless ``delivers`` is off:
+then it lies in ``undelivered``. What the worker does around a Partition is done here in the simplest way: rows and
+outputs are taken in one transaction after every record (``commit``), or later when a test holds them back to crash in
+between (``crash``). Each decision is checked when it is written: its size, its form read and written back, the chain,
+and what ``berth verify`` checks.
 ``check`` compares the indexes in memory with those rebuilt from the rows, and the state with the fold of the log.
 """
 
@@ -18,14 +20,30 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any, Final, Literal, NamedTuple
 
-from streams import CONTROLS, DEAD_LETTERS, DECISIONS, DISPATCHES, INPUT_TOPICS, STATUSES, TEXTS, TRIGGERS
+from streams import (
+    CLAIMS,
+    CONTROLS,
+    DEAD_LETTERS,
+    DECISIONS,
+    DISPATCHES,
+    INPUT_TOPICS,
+    SIGNALS,
+    SITE_CONTROLS,
+    SITE_DECISIONS,
+    STATUSES,
+    TEXTS,
+    TRIGGERS,
+)
 from streams.audit.verify import Head, Verifier
+from streams.audit.verify_sites import SiteVerifier
 from streams.codec import Output, Record, partition_of
 from streams.partition import Partition
-from streams.rules import events, limits
+from streams.rules import events, limits, site_events
 from streams.rules.agent.state import Agent
 from streams.rules.messages import Continue, Message
 from streams.rules.order import SECOND, format_instant
+from streams.rules.site.state import Site
+from tests.states import check_room, content, site_content, without_leases
 
 T0: Final = 1_772_359_200 * SECOND
 """2026-03-01T10:00:00Z."""
@@ -71,10 +89,14 @@ class Driven:
         number: int = 0,
         twice: bool = False,
         verified: bool = True,
+        delivers: bool = True,
+        pool: int = 4,
     ) -> None:
-        """``twice``: every record is sent a second time, and must then change nothing."""
+        """``twice``: every record is sent a second time, and must then change nothing. ``pool``: of new sites."""
         self.default_limit = default_limit
-        self.defaults = limits.Defaults(default_limit)  # type: ignore[arg-type]
+        self.pool = pool
+        self.defaults = limits.Defaults(default_limit, pool)  # type: ignore[arg-type]
+        self.delivers = delivers
         self.partitions = partitions
         self.number = number
         self.twice = twice
@@ -90,11 +112,16 @@ class Driven:
         self.texts: list[Json] = []
         self.dead_letters: list[Output] = []
         self.rekeyed: list[Output] = []
+        self.site_decisions: list[site_events.SiteDecision] = []
+        self.messages: list[Output] = []
+        """Everything that deciders told each other."""
+        self.undelivered: list[Output] = []
         self.transactions = 0
         self._held = False
         self._offsets: dict[str, int] = {}
         self._ids = 0
         self._verifier = Verifier() if verified else None
+        self._site_verifier = SiteVerifier()
         self._last_sha256: dict[str, str] = {}
         self.partition = Partition(number, partitions, self.defaults)
         self.partition.loaded(self.now, False)
@@ -130,13 +157,29 @@ class Driven:
 
     def _handle(self, record: Record) -> list[events.Decision]:
         before = len(self.decisions)
+        self._take_in(record)
+        self._deliver_all()
+        return self.decisions[before:]
+
+    def _take_in(self, record: Record) -> None:
         self.input.append(record)
         self.journal.append(Action(self.now, "record", record))
         self.partition.handle(record, self.now)
         if not self._held:
             self.commit()
             self._work_off()
-        return self.decisions[before:]
+
+    def _deliver_all(self) -> None:
+        while self.delivers and self.undelivered and not self._held:
+            self.deliver()
+
+    def deliver(self, count: int = 1) -> None:
+        """Hand on the oldest of what deciders told each other; what is for another partition is dropped."""
+        for _ in range(count):
+            output = self.undelivered.pop(0)
+            if output.partition == self.number:
+                offset = self.offset(output.topic)
+                self._take_in(Record(output.topic, self.number, offset, output.key, output.value, output.headers))
 
     def _work_off(self) -> None:
         """What a step left over is done before anything else; a worker comes back at once for it."""
@@ -152,8 +195,8 @@ class Driven:
         return self._handle(record._replace(offset=self.offset(record.topic)))
 
     def redo(self, record: Record) -> None:
-        """Handle a record that was recorded, at the offset that it had."""
-        self._handle(record)
+        """Handle a record that was recorded, at the offset that it had; messages between deciders among them."""
+        self._take_in(record)
 
     def redeliver(self) -> None:
         """Kafka delivers everything again from the start: all of it lies below the stored positions."""
@@ -180,6 +223,13 @@ class Driven:
         fields.setdefault("id", self.new_id(name))
         fields.setdefault("requested_by", "operator")
         return self._one(CONTROLS.name, {"type": name, "v": 1, "agent_id": agent_id, **fields})
+
+    def site_control(self, kind: str, site: str = "default", /, **fields: Any) -> site_events.SiteDecision:
+        """The site's decision on this control."""
+        fields = {"id": self.new_id(kind), "requested_by": "operator", **fields}
+        before = len(self.site_decisions)
+        self.send(SITE_CONTROLS.name, {"type": kind, "v": 1, "site": site, **fields}, key=site.encode())
+        return self.site_decisions[before]
 
     def configure(self, agent_id: str = "A", **fields: Any) -> events.Decision:
         return self.control("configure", agent_id, **fields)
@@ -235,6 +285,7 @@ class Driven:
         while (deadline := self.partition.next_deadline_us()) is not None and deadline <= self.now:
             self.partition.fire_timers(self.now, 100)
             self.commit()
+            self._deliver_all()
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -246,6 +297,7 @@ class Driven:
             self._held = False
         self.commit()
         self._work_off()
+        self._deliver_all()
 
     def crash(self) -> None:
         """Lose everything that was not committed; a new owner loads the rows and reads on from their positions."""
@@ -257,6 +309,7 @@ class Driven:
         if not self._held:
             self.commit()
             self._work_off()
+            self._deliver_all()
 
     def restored(self) -> Partition:
         """A partition loaded from what is committed."""
@@ -294,9 +347,24 @@ class Driven:
             self.texts.append(json.loads(output.value or b""))
         elif output.topic == DEAD_LETTERS.name:
             self.dead_letters.append(output)
+        elif output.topic == SITE_DECISIONS.name:
+            assert output.value is not None
+            self._take_site_decision(output, output.value)
+        elif output.topic in (CLAIMS.name, SIGNALS.name) and not any(name == "origin" for name, _ in output.headers):
+            self.messages.append(output)
+            self.undelivered.append(output)
         else:
             assert output.topic in {topic.name for topic in INPUT_TOPICS}
             self.rekeyed.append(output)
+
+    def _take_site_decision(self, output: Output, value: bytes) -> None:
+        decision = site_events.read_site_decision(value)
+        assert site_events.write_site_decision(decision) == value
+        assert output.key == decision.site.encode()
+        assert len(decision.events) <= limits.STEP_CHANGES_MAX + NOTES_MAX
+        violation = self._site_verifier.check(value, len(self.site_decisions))
+        assert violation is None, violation
+        self.site_decisions.append(decision)
 
     def _take_decision(self, output: Output, value: bytes) -> None:
         decision = events.read_decision(value)
@@ -305,9 +373,9 @@ class Driven:
         assert len(decision.events) <= limits.STEP_CHANGES_MAX + NOTES_MAX
         assert decision.prev == self._last_sha256.get(decision.agent_id)
         self._last_sha256[decision.agent_id] = hashlib.sha256(value).hexdigest()
-        if decision.command_id is not None:
-            encoded = decision.command_id.encode()
-            assert output.headers == (("command_id", encoded), ("settles", encoded))
+        named = [("command_id", decision.command_id)] if decision.command_id is not None else []
+        named += [("settles", id) for id in decision.settles]
+        assert output.headers == tuple((name, id.encode()) for name, id in named)
         if self._verifier is not None:
             violation = self._verifier.check(value, len(self.values))
             assert violation is None, violation
@@ -322,6 +390,21 @@ class Driven:
 
     def agent(self, agent_id: str = "A") -> Agent:
         return self.partition.agents[agent_id]
+
+    def site(self, site_id: str = "default") -> Site:
+        return self.partition._sites.sites[site_id]
+
+    def granted(self, site_id: str = "default") -> list[str]:
+        """Ids of the triggers whose claims are granted, the oldest first."""
+        return [key.id.decode() for key in self.site(site_id).granted]
+
+    def refused(self) -> dict[str, str]:
+        """Trigger ids of all refusals, of those as well that had to wait for a site -> code."""
+        found = {d.command_id: d.refusal.code for d in self.decisions if d.refusal is not None and d.command_id}
+        return found | {event.trigger_id: event.code for event in self.events_of(events.RefusedLater)}
+
+    def claim_state(self, trigger_id: str, agent_id: str = "A") -> str | None:
+        return self.agent(agent_id).triggers[trigger_id].claim_state
 
     def running(self, agent_id: str = "A") -> list[str]:
         """Ids of the triggers with a current attempt, in the order of their dispatch."""
@@ -369,7 +452,7 @@ class Driven:
                 "conversations": {id: asdict(row) for id, row in agent.conversations.items()},
             }
             for agent_id, agent in self.partition.agents.items()
-        }
+        } | {f"site {site.site_id}": site_content(site, without_head=True) for site in self.partition._sites}
 
     def check(self) -> None:
         """Indexes equal those rebuilt from the rows (I8), the state equals the fold of the log, and I7."""
@@ -382,63 +465,20 @@ class Driven:
         assert set(restored.agents) == {id for id, agent in self.partition.agents.items() if agent.row.seq}
         for agent_id, agent in restored.agents.items():
             assert content(agent) == content(self.agent(agent_id))
-            self._check_room(self.agent(agent_id))
+            check_room(self.agent(agent_id), self.now, self.partition.next_deadline_us())
             if self._verifier is not None:
                 folded = self._verifier._ledgers[agent_id]
                 folded.agent.row.prev = folded.sha256
                 assert content(without_leases(folded.agent)) == content(without_leases(agent))
+        assert {site.site_id: site_content(site) for site in restored._sites} == {
+            site.site_id: site_content(site) for site in self.partition._sites
+        }
+        for site in self.partition._sites:
+            assert site.row.todo or site.next_grantable() is None, "I5: nothing that could be granted waits"
         if self._verifier is not None:
             heads = {id: Head(agent.row.seq, agent.row.prev) for id, agent in self.partition.agents.items()}
             self._verifier._heads = {id: head for id, head in heads.items() if head.seq}
             assert self._verifier.finish() is None
-
-    def _check_room(self, agent: Agent) -> None:
-        slots = [row.slot_number for row in agent.triggers.values() if row.state == "running"]
-        assert len(set(slots)) == len(slots)
-        assert agent.free_slot() == min(set(range(1, len(slots) + 2)) - set(slots)), "the lowest free number is next"
-        heads: dict[str, Any] = {}
-        for row in agent.triggers.values():
-            if row.place is not None:
-                head = heads.get(row.conversation_id)
-                if head is None or row.place < head.place:
-                    heads[row.conversation_id] = row
-        may_start = [row for row in heads.values() if row.state == "waiting" and row.available_at <= self.now]
-        due = self.partition.next_deadline_us()
-        if due is None or due > self.now:
-            assert not may_start or agent.held_back or not agent.has_room, "I7: nothing eligible waits beside room"
-            assert all(row.place is not None or row.available_at > self.now for row in agent.triggers.values())
-
-
-def content(agent: Agent) -> Json:
-    """Everything that an agent's state is made of, in comparable form."""
-    return {
-        "row": asdict(agent.row),
-        "triggers": [asdict(row) for row in agent.triggers.values()],
-        "remembered": {key: asdict(row) for key, row in agent.remembered.items()},
-        "remembered in order": [row.at for row in agent.remembered.values()],
-        "conversations": {id: asdict(row) for id, row in agent.conversations.items()},
-        "conversations in order": [row.at for row in agent.conversations.values()],
-        "lines": {id: (list(line.placed), sorted(line.unplaced or ())) for id, line in agent.lines.items()},
-        "waiting": list(agent.waiting),
-        "unplaced": list(agent.unplaced),
-        "ready": list(agent.ready),
-        "executions": list(agent.executions.items()),
-        "payload_bytes": agent.payload_bytes,
-        "forced_running": agent.forced_running,
-        "next slot": agent.free_slot(),
-    }
-
-
-def without_leases(agent: Agent) -> Agent:
-    """The same state as the log of decisions gives it: signs of life and left-over work of a step are not in it."""
-    copy = Agent(agent.agent_id)
-    copy.row = replace(agent.row, todo=None, todo_conversation_id=None, todo_since=None)
-    for name in ("remembered", "conversations"):
-        setattr(copy, name, dict(getattr(agent, name)))
-    for row in agent.triggers.values():
-        copy.load_trigger(replace(row, lease_until=row.lease_until and 0, last_seen_at=None))
-    copy.loaded(0)
-    return copy
 
 
 def number_of(agent_id: str, partitions: int) -> int:

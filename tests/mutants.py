@@ -14,7 +14,9 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
+
+from tests.mutants_of_sites import OF_SITES, Mutant
 
 ROOT: Final = Path(__file__).parents[1]
 AT_ONCE: Final = 2
@@ -30,6 +32,7 @@ TESTS: Final = (
         "test_rules_attempts",
         "test_rules_leases",
     ),
+    *("test_rules_asks", "test_rules_sites", "test_rules_folders", "test_rules_dependencies", "test_rules_site_gates"),
     *("test_rules_stops", "test_rules_gates", "test_codec_routes", "test_codec_bad_records", "test_codec_rows"),
 )
 COMMAND: Final = (
@@ -39,16 +42,8 @@ COMMAND: Final = (
 )
 
 
-class Mutant(NamedTuple):
-    """``old`` is one place of the file."""
-
-    fault: str
-    file: str
-    old: str
-    new: str
-
-
 MUTANTS: Final = (
+    *OF_SITES,
     Mutant("limit off by one", AGENT + "state.py", "self.running < limit", "self.running <= limit"),
     Mutant(
         "unlimited is one",
@@ -73,8 +68,8 @@ MUTANTS: Final = (
     Mutant(
         "an end keeps the slot",
         AGENT + "state.py",
-        "            self.leave_slot(row)\n        self.leave_line(row)",
-        "            pass\n        self.leave_line(row)",
+        "            self.leave_slot(row)\n        self.set_mute(row, False)",
+        "            pass\n        self.set_mute(row, False)",
     ),
     Mutant(
         "a pause keeps the slot",
@@ -84,9 +79,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "grace never ends",
-        AGENT + "state.py",
-        "            if row.grace_until is not None:\n",
-        "            if row.grace_until is None and False:\n",
+        AGENT + "timers.py",
+        "        if row.grace_until is not None:\n",
+        "        if row.grace_until is None and False:\n",
     ),
     Mutant(
         "grace of a minute and a second",
@@ -96,13 +91,13 @@ MUTANTS: Final = (
     ),
     Mutant(
         "lease without its five minutes",
-        AGENT + "step.py",
+        AGENT + "pump.py",
         "(row.timeout_seconds + limits.LEASE_GRACE_SECONDS) * SECOND\n    step",
         "row.timeout_seconds * SECOND\n    step",
     ),
     Mutant(
         "lease from the agent's present default",
-        AGENT + "step.py",
+        AGENT + "pump.py",
         "lease_until = step.at + (row.timeout_seconds",
         "lease_until = step.at + ((agent.row.default_timeout_seconds or row.timeout_seconds)",
     ),
@@ -120,19 +115,22 @@ MUTANTS: Final = (
     ),
     Mutant(
         "silence is never noticed",
-        AGENT + "state.py",
-        "if row.heartbeat_seconds is None:\n            return row.lease_until",
-        "if True:\n            return row.lease_until",
+        AGENT + "timers.py",
+        "if row.heartbeat_seconds is None:\n        return row.lease_until",
+        "if True:\n        return row.lease_until",
     ),
-    Mutant("silence counts through an outage", AGENT + "state.py", "self.silence_from or 0)", "0)"),
+    Mutant("silence counts through an outage", AGENT + "timers.py", "silence_from or 0)", "0)"),
     Mutant(
         "a lease kept by heartbeats ends at take-over",
-        AGENT + "state.py",
-        "            return silent_at  # it",
-        "            pass  # it",
+        AGENT + "timers.py",
+        "        return silent_at  # it",
+        "        pass  # it",
     ),
     Mutant(
-        "resume keeps the old key", AGENT + "controls.py", "available_at=step.at))", "available_at=row.available_at))"
+        "resume keeps the old key",
+        AGENT + "controls.py",
+        "available_at=step.at, force",
+        "available_at=row.available_at, force",
     ),
     Mutant(
         "backdated is accepted",
@@ -201,7 +199,7 @@ MUTANTS: Final = (
     Mutant("payloads are not compared", RULES + "messages.py", 'ignored = {"v", ', 'ignored = {"payload", "v", '),
     Mutant(
         "on_busy after the id",
-        AGENT + "decide.py",
+        AGENT + "accept.py",
         "if command.on_busy not in ON_BUSY:",
         "if command.on_busy not in ON_BUSY and command.id not in agent.triggers:",
     ),
@@ -213,21 +211,21 @@ MUTANTS: Final = (
     ),
     Mutant(
         "ask is queued",
-        AGENT + "decide.py",
-        'command.is_interactive and command.on_busy != "queue"',
-        'command.is_interactive and command.on_busy == "force"',
+        AGENT + "accept.py",
+        'urgent = command.effective_on_busy in ("ask", "force")',
+        'urgent = command.effective_on_busy == "force"',
     ),
-    Mutant("http creates agents", AGENT + "decide.py", 'elif not agent.row.created and via == "http":', "elif False:"),
-    Mutant("an archived agent accepts", AGENT + "decide.py", "    elif agent.row.archived:\n", "    elif False:\n"),
+    Mutant("http creates agents", AGENT + "accept.py", 'elif not agent.row.created and via == "http":', "elif False:"),
+    Mutant("an archived agent accepts", AGENT + "accept.py", "    elif agent.row.archived:\n", "    elif False:\n"),
     Mutant(
         "backlog off by one",
-        AGENT + "decide.py",
+        AGENT + "accept.py",
         "len(agent.waiting) >= _backlog_depth(agent)",
         "len(agent.waiting) > _backlog_depth(agent)",
     ),
     Mutant(
         "bytes of the backlog are free",
-        AGENT + "decide.py",
+        AGENT + "accept.py",
         "if full or agent.payload_bytes + size > limits.BACKLOG_BYTES_MAX:",
         "if full:",
     ),
@@ -236,36 +234,34 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the youngest first",
-        AGENT + "step.py",
-        "row = agent.triggers[agent.ready[0].id.decode()]",
-        "row = agent.triggers[agent.ready[max(0, agent.ready.bisect_left((at, at + 1, b'')) - 1)].id.decode()]",
+        AGENT + "state.py",
+        "keys = (keys[0] for site, keys",
+        "keys = (keys[max(0, keys.bisect_left((at, at + 1, b'')) - 1)] for site, keys",
     ),
     Mutant(
         "the future starts now",
-        AGENT + "step.py",
-        "agent.has_room and agent.ready[0].available_at <= at:",
-        "agent.has_room:",
+        AGENT + "state.py",
+        "return oldest if oldest is not None and oldest.available_at <= at else None",
+        "return oldest",
     ),
     Mutant(
         "the future takes places now",
-        AGENT + "step.py",
-        "while agent.unplaced and agent.unplaced[0].available_at <= at:",
+        AGENT + "pump.py",
+        "while agent.unplaced and agent.unplaced[0].available_at <= step.at:",
         "while agent.unplaced:",
     ),
     Mutant(
         "an expired one starts",
-        AGENT + "step.py",
-        "if row.expires_at is not None and row.expires_at <= at:",
+        AGENT + "pump.py",
+        "if row.expires_at is not None and row.expires_at <= step.at:",
         "if False:",
     ),
-    Mutant(
-        "nothing expires", AGENT + "state.py", "            if row.expires_at is not None:\n", "            if False:\n"
-    ),
-    Mutant("an expired reply answers", AGENT + "decide.py", "available_at <= at and not is_over", "available_at <= at"),
-    Mutant("any trigger is a reply", AGENT + "decide.py", "is_reply = command.is_interactive and", "is_reply ="),
+    Mutant("nothing expires", AGENT + "timers.py", "        if row.expires_at is not None:\n", "        if False:\n"),
+    Mutant("an expired reply answers", AGENT + "accept.py", "available_at <= at and not is_over", "available_at <= at"),
+    Mutant("any trigger is a reply", AGENT + "accept.py", "is_reply = command.is_interactive and", "is_reply ="),
     Mutant(
         "a future trigger is a reply",
-        AGENT + "decide.py",
+        AGENT + "accept.py",
         "is_reply = command.is_interactive and available_at <= at and",
         "is_reply = command.is_interactive and",
     ),
@@ -280,8 +276,8 @@ MUTANTS: Final = (
     Mutant(
         "left-over work is forgotten by a restart",
         "streams/partition.py",
-        "                self._unfinished[agent.agent_id] = None\n        self._rebuild_timers()",
-        "                pass\n        self._rebuild_timers()",
+        "                self._unfinished[agent.agent_id] = None\n        self._timers.rebuild",
+        "                pass\n        self._timers.rebuild",
     ),
     Mutant(
         "the position is one behind",
@@ -289,7 +285,9 @@ MUTANTS: Final = (
         "self.positions[record.topic] = record.offset + 1",
         "self.positions[record.topic] = record.offset",
     ),
-    Mutant("time goes back", "streams/partition.py", "at = max(now, self.at)", "at = now"),
+    Mutant(
+        "time goes back", "streams/partition.py", "at = max(now, self.at, command.at if", "at = max(now, command.at if"
+    ),
     Mutant("texts are kept", "streams/partition.py", "if self._texts.pop(text_key, None) is not None:", "if False:"),
     Mutant(
         "the default limit is not stamped",
@@ -299,13 +297,13 @@ MUTANTS: Final = (
     ),
     Mutant(
         "timers in order of time only",
-        "streams/partition.py",
+        "streams/timers.py",
         "due.sort(key=lambda item: (item[1].rank, item[1].at,",
         "due.sort(key=lambda item: (item[1].at,",
     ),
     Mutant(
         "parked timers are lost",
-        "streams/partition.py",
+        "streams/timers.py",
         "self._parked.setdefault(agent.agent_id, []).append(deadline)",
         "pass",
     ),
@@ -371,9 +369,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the runner is not told of the stop",
-        AGENT + "controls.py",
-        "    step.outputs.append(\n        events.StopRequest(",
-        "    [].append(\n        events.StopRequest(",
+        AGENT + "step.py",
+        "    step.outputs.append(\n        dispatches.StopRequest(",
+        "    [].append(\n        dispatches.StopRequest(",
     ),
     Mutant(
         "the runner is not told of the lease",
@@ -423,9 +421,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "who becomes available late is overtaken",
-        AGENT + "decide.py",
-        "agent.running + len(starting) >= limit",
-        "agent.running >= limit",
+        AGENT + "accept.py",
+        "taken + len(starting) >= limit",
+        "taken >= limit",
     ),
     Mutant(
         "re-keyed for ever",

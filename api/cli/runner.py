@@ -20,7 +20,7 @@ from rich.console import Console
 
 from api.cli.command_failed import CommandFailed
 from api.load.runner import Ended, Options, Runner, Work
-from streams.rules.events import Dispatch
+from streams.rules.dispatches import Dispatch
 from streams.settings import load_settings
 
 WORK_SECONDS_DEFAULT: Final = 1.0

@@ -2,22 +2,31 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
-from aiokafka import TopicPartition
+from aiokafka import ConsumerRecord, TopicPartition
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from streams import CHANGELOG, DECISIONS, codec
+from streams import CHANGELOG, DECISIONS, SITE_DECISIONS, codec
 from streams.audit.verify import Head, Verifier, Violation
+from streams.audit.verify_sites import SiteVerifier
 from streams.kafka.clients import reading
 from streams.kafka.history import history
 from streams.settings import Settings, load_settings
+from streams.sites import read_site
 
 VIOLATION_EXIT_CODE = 1
+
+
+class Found(NamedTuple):
+    """A violation, and where it is."""
+
+    topic: str
+    partition: int
+    violation: Violation
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +35,7 @@ class Verdict:
 
     decisions: int
     forced: int
-    violations: list[tuple[int, Violation]]
+    violations: list[Found]
 
 
 def verify(
@@ -53,59 +62,65 @@ def verify(
 
 
 async def verify_log(settings: Settings, progress: Progress | None = None) -> Verdict:
-    """Verify every partition, one after the other. Raises KafkaError."""
+    """Verify both logs of every partition, one after the other. Raises KafkaError."""
     bootstrap = settings.kafka_addresses()
+    task = None
+    if progress is not None:
+        task = progress.add_task("decisions", total=await _count(bootstrap, settings.partitions))
     decisions = forced = 0
     violations = []
-    task = (
-        None if progress is None else progress.add_task("decisions", total=await _count(bootstrap, settings.partitions))
-    )
     for number in range(settings.partitions):
-        heads = await _heads(bootstrap, number)
-        verifier = Verifier(heads)
-        violation = None
-        async for values in _decisions(bootstrap, number):
-            for offset, value in values:
-                violation = verifier.check(value, offset)
+        agent_heads, site_heads = await _heads(bootstrap, number)
+        agents, sites = Verifier(agent_heads), SiteVerifier(site_heads)
+        for topic, verifier in ((DECISIONS, agents), (SITE_DECISIONS, sites)):
+            violation = None
+            async for records in history(bootstrap, topic.name, number):
+                violation = _first_violation(verifier, records)
+                if progress is not None and task is not None:
+                    progress.advance(task, len(records))
                 if violation is not None:
                     break
-            if progress is not None and task is not None:
-                progress.advance(task, len(values))
+            violation = violation or verifier.finish()
             if violation is not None:
-                break
-        violation = violation or verifier.finish()
-        if violation is not None:
-            violations.append((number, violation))
-        decisions += verifier.decisions
-        forced += verifier.forced
+                violations.append(Found(topic.name, number, violation))
+        decisions += agents.decisions + sites.decisions
+        forced += agents.forced
     if progress is not None and task is not None:
         progress.update(task, total=decisions, completed=decisions)
     return Verdict(decisions, forced, violations)
 
 
-async def _decisions(bootstrap: str, number: int) -> AsyncIterator[list[tuple[int, bytes]]]:
-    async for records in history(bootstrap, DECISIONS.name, number):
-        yield [(record.offset, record.value or b"") for record in records]
+def _first_violation(verifier: Verifier | SiteVerifier, records: list[ConsumerRecord]) -> Violation | None:
+    for record in records:
+        violation = verifier.check(record.value or b"", record.offset)
+        if violation is not None:
+            return violation
+    return None
 
 
-async def _heads(bootstrap: str, number: int) -> dict[str, Head]:
-    """The ends of the chains as the agents' rows have them; read before the log, so that it can't be ahead of it."""
-    heads: dict[str, Head] = {}
+async def _heads(bootstrap: str, number: int) -> tuple[dict[str, Head], dict[str, Head]]:
+    """The ends of the agents' and sites' chains, as their rows have them; read before the logs, not to be ahead."""
+    agents: dict[str, Head] = {}
+    sites: dict[str, Head] = {}
     async for records in history(bootstrap, CHANGELOG.name, number):
         for record in records:
             if record.key is None or record.value is None:
                 continue
-            key = codec.read_key(record.key)
-            if key[0] == "agent":
+            kind, *rest = codec.read_key(record.key)
+            if kind == "agent":
                 row = codec.read_agent(record.value)
-                heads[key[1]] = Head(row.seq, row.prev)
-    return heads
+                agents[rest[0]] = Head(row.seq, row.prev)
+            elif kind == "site":
+                site = read_site(record.value)
+                sites[rest[0]] = Head(site.seq, site.prev)
+    return agents, sites
 
 
 async def _count(bootstrap: str, partitions: int) -> int:
     """About how many decisions there are: markers of transactions count as well."""
     async with reading(bootstrap, "read_committed") as consumer:
-        numbers = [TopicPartition(DECISIONS.name, number) for number in range(partitions)]
+        topics = (DECISIONS.name, SITE_DECISIONS.name)
+        numbers = [TopicPartition(topic, number) for topic in topics for number in range(partitions)]
         ends = await consumer.end_offsets(numbers)
         return sum(int(end) for end in ends.values())
 
@@ -115,10 +130,10 @@ def _print(verdict: Verdict) -> None:
     if verdict.forced:
         summary += f" ({verdict.forced:,} forced dispatches, counted apart)"
     typer.echo(summary)
-    for number, violation in verdict.violations:
+    for topic, number, violation in verdict.violations:
         where = "at its end" if violation.offset is None else f"offset {violation.offset}"
         typer.echo(
-            f"{DECISIONS.name} partition {number}, {where}: {violation.kind}, agent {violation.agent_id!r}, "
+            f"{topic} partition {number}, {where}: {violation.kind}, {violation.decider!r}, "
             f"decision {violation.seq}: {violation.detail}"
         )
 
@@ -128,7 +143,7 @@ def _as_json(verdict: Verdict) -> dict[str, object]:
         "decisions": verdict.decisions,
         "forced": verdict.forced,
         "violations": [
-            {"topic": DECISIONS.name, "partition": number, **violation._asdict()}
-            for number, violation in verdict.violations
+            {"topic": topic, "partition": number, **violation._asdict()}
+            for topic, number, violation in verdict.violations
         ],
     }

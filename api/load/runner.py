@@ -35,7 +35,7 @@ from pydantic import TypeAdapter, ValidationError
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
 from streams import DISPATCHES, STATUSES
-from streams.rules.events import Dispatch, DispatchRecord, Revocation, StopRequest
+from streams.rules.dispatches import Dispatch, DispatchRecord, Revocation, StopRequest
 
 POLL_MILLISECONDS: Final = 500
 REMEMBERED_MAX: Final = 100_000

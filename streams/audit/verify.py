@@ -36,7 +36,8 @@ class Violation(NamedTuple):
     """The first thing wrong with a partition's log. ``offset`` None: at its end."""
 
     offset: int | None
-    agent_id: str
+    decider: str
+    """The agent, or the site."""
     seq: int
     kind: str
     detail: str
@@ -160,10 +161,11 @@ class Verifier:
         row = ledger.agent.triggers.get(event.trigger_id)
         if row is None:
             return "I4", f"trigger {event.trigger_id} was dispatched, but it doesn't live"
-        ready = ledger.agent.ready
+        idle = ledger.agent.ready.get(None) if ledger.agent.budget_left else None  # a claim may have reserved the rest
+        older = [keys[0] for keys in (idle, ledger.agent.held) if keys]
         key = order_key(row.available_at, row.created_at, row.trigger_id)
-        if not event.forced and ready and ready[0] < key:
-            return "I6", f"trigger {event.trigger_id} was dispatched before {ready[0].id.decode()}, which is older"
+        if row.on_busy != "force" and older and min(older) < key:
+            return "I6", f"trigger {event.trigger_id} was dispatched before {min(older).id.decode()}, which is older"
         if row.available_at > decision.at:
             return "I6", f"trigger {event.trigger_id} was dispatched before it was available"
         ledger.running[event.execution_id] = event.trigger_id

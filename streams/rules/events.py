@@ -1,4 +1,4 @@
-"""What is written down: events (a closed list), refusals, decisions; and what runners and readers of texts get.
+"""What is written down: events (a closed list), refusals, decisions, and texts for the projections.
 
 A decision is kept for ever: its form may grow by optional fields, and nothing in it is ever renamed or given another
 meaning. Folding the events of an agent's decisions gives its state (the moves of leases by signs of life aside).
@@ -9,15 +9,14 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field, StrictBool, StrictInt
 
 from streams.rules import limits
+from streams.rules.commands import AgentCommand
 from streams.rules.messages import (
     LOGGED,
-    AgentCommand,
     Count,
     Id,
     Instant,
     Message,
     ParallelismLimit,
-    Parent,
     SchemaVersion,
     Sha256,
     TimerKind,
@@ -40,6 +39,7 @@ WaitReason = Literal[
     "department_disabled",
     "agent_environment_folder_busy",
     "site_workers_busy",
+    "site_not_answering",
 ]
 FinalState = Literal["finished", "failed", "stopped", "expired"]
 LiveState = Literal["waiting", "running", "paused"]
@@ -95,6 +95,35 @@ class AgentPaused(Written):
 
 class AgentResumed(Written):
     type: Literal["agent_resumed"] = "agent_resumed"
+
+
+class RefusedLater(Written):
+    """An ask or force that had to wait for its site's answer could not start: it leaves nothing behind."""
+
+    type: Literal["refused"] = "refused"
+    trigger_id: Id
+    code: str
+    holders: tuple[Id, ...] = ()
+    holders_count: Count = 0
+
+
+class Watched(Written):
+    """Another agent's trigger waits for how this agent's conversation ends (E2)."""
+
+    type: Literal["watched"] = "watched"
+    conversation_id: Id
+    watcher_agent_id: Id
+    trigger_id: Id
+
+
+class Told(Written):
+    """The watcher was told how the conversation stands; after finished it is watched no longer."""
+
+    type: Literal["told"] = "told"
+    conversation_id: Id
+    watcher_agent_id: Id
+    trigger_id: Id
+    outcome: Literal["finished", "failed", "stopped", "unknown"] | None
 
 
 class Archived(Written):
@@ -189,6 +218,7 @@ class TriggerResumed(Written):
     type: Literal["resumed"] = "resumed"
     trigger_id: Id
     available_at: Instant
+    force: StrictBool = False
 
 
 class Replied(Written):
@@ -279,7 +309,7 @@ class DependencyResolved(Written):
     trigger_id: Id
     agent_id: Id
     conversation_id: Id
-    outcome: Literal["finished", "failed", "stopped", "unknown"]
+    outcome: Literal["finished", "failed", "stopped", "unknown"] | None
 
 
 class RememberedId(Written):
@@ -326,6 +356,9 @@ Event = Annotated[
     | Approved
     | Rescheduled
     | DependencyResolved
+    | RefusedLater
+    | Watched
+    | Told
     | Forgotten,
     Field(discriminator="type"),
 ]
@@ -449,59 +482,6 @@ def read_decision(value: bytes) -> Decision:
 def write_decision(decision: Decision) -> bytes:
     """pydantic_core.PydanticSerializationError if the value could not be read back."""
     return decision.__pydantic_serializer__.to_json(decision, exclude_unset=True, by_alias=True, warnings="error")
-
-
-class Dispatch(Written):
-    """An attempt for a runner (berth.dispatches); message and payload are appended as they came."""
-
-    type: Literal["dispatch"] = "dispatch"
-    v: SchemaVersion = 1
-    execution_id: Id
-    trigger_id: Id
-    agent_id: Id
-    conversation_id: Id
-    attempt: Count
-    max_attempts: Count
-    slot_number: Count
-    forced: StrictBool
-    kind: str
-    message: str | None = None
-    payload: Any = None
-    site: Id | None = None
-    environment_id: Id | None = None
-    folder: str | None = None
-    degraded: StrictBool = False
-    execution_class: Literal["standard", "background"] = "standard"
-    parent: Parent | None = None
-    timeout_seconds: Count
-    heartbeat_seconds: Count | None = None
-    lease_until: Instant
-    dispatched_at: Instant
-
-
-class StopRequest(Written):
-    """Tells the runner to end the attempt (berth.dispatches)."""
-
-    type: Literal["stop_requested"] = "stop_requested"
-    v: SchemaVersion = 1
-    execution_id: Id
-    agent_id: Id
-    trigger_id: Id
-    reason: str
-
-
-class Revocation(Written):
-    """Tells the runner that the attempt is no longer its own: whatever it says of it is ignored (berth.dispatches)."""
-
-    type: Literal["revoked"] = "revoked"
-    v: SchemaVersion = 1
-    execution_id: Id
-    agent_id: Id
-    trigger_id: Id
-    reason: str
-
-
-DispatchRecord = Annotated[Dispatch | StopRequest | Revocation, Field(discriminator="type")]
 
 
 class TextRecord(Written):

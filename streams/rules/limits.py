@@ -20,6 +20,7 @@ BACKLOG_BYTES_MAX: Final = 64 * 1024 * 1024
 ORDER_WINDOW_SECONDS: Final = 300  # C1: nobody precedes everybody for ever
 
 STEP_CHANGES_MAX: Final = 50  # F1: M, the changes of one step
+STEP_PARKED_MAX: Final = 200  # claims that a walk looks at in one step
 HOLDERS_MAX: Final = 20  # ids in a refusal
 
 TIMEOUT_SECONDS_DEFAULT: Final = 1800  # F6
@@ -66,3 +67,4 @@ class Defaults:
     """What a deployment decides; stamped into the events that use it, so that a redeploy changes nothing that lives."""
 
     parallelism_limit: int | Literal["unlimited"] = 1
+    pool_capacity: int = 4

@@ -234,6 +234,15 @@ class Trigger(Message):
         return bool(self.interactive) and self.kind not in NEVER_INTERACTIVE
 
     @property
+    def effective_on_busy(self) -> Literal["ask", "queue", "force", "interrupt"]:
+        """What on_busy means for it: nobody waits for what is not interactive (B1, B2)."""
+        if not self.is_interactive or self.on_busy == "queue":
+            return "queue"
+        if self.on_busy == "force":
+            return "force"
+        return "interrupt" if self.on_busy == "interrupt" else "ask"
+
+    @property
     def needs_site(self) -> bool:
         return bool(self.worker) or self.environment_id is not None
 
@@ -337,7 +346,7 @@ class ResumeTrigger(Control):
     on_busy: Annotated[str | None, BeforeValidator(_any_on_busy)] = None
 
 
-def content_sha256(command: "Trigger | Stop | Control") -> str:
+def content_sha256(command: Message) -> str:
     """Digest of what the sender asked for, so that the same id with other content is noticed (F8)."""
     ignored = {"v", "decide_before", "content_sha256", "default_limit", "repeats"}
     is_trigger = isinstance(command, Trigger)  # in a control null differs from absent, in a trigger it doesn't
@@ -365,7 +374,7 @@ class Invalid(Message):
     bytes: Count
 
 
-TimerKind = Literal["lease", "grace", "retry", "available", "expiry", "forget"]
+TimerKind = Literal["lease", "grace", "answer", "reservation", "retry", "available", "expiry", "forget"]
 
 
 class Timer(Message):
@@ -396,21 +405,3 @@ TriggerRecord = Annotated[Trigger | Stop, Field(discriminator="type")]
 ControlRecord = Annotated[
     Configure | Pause | Resume | Archive | Approve | Reschedule | ResumeTrigger, Field(discriminator="type")
 ]
-AgentCommand = Annotated[
-    Trigger
-    | Stop
-    | Status
-    | Configure
-    | Pause
-    | Resume
-    | Archive
-    | Approve
-    | Reschedule
-    | ResumeTrigger
-    | Invalid
-    | Timer
-    | Continue
-    | Park,
-    Field(discriminator="type"),
-]
-"""Everything that an agent's decider handles."""

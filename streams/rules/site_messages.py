@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StrictBool, StrictInt
 
 from streams.rules import limits
-from streams.rules.messages import Count, FolderPath, Id, Instant, Message, SchemaVersion
+from streams.rules.messages import Count, FolderPath, Id, InputCount, Instant, Message, SchemaVersion, Sha256
 
 
 class SiteControl(Message):
@@ -18,6 +18,7 @@ class SiteControl(Message):
     site: Id
     requested_by: Id
     decide_before: Instant | None = None
+    repeats: InputCount = None
 
 
 class ConfigureSite(SiteControl):
@@ -50,6 +51,23 @@ class DeleteFolder(SiteControl):
 class DeleteEnvironment(SiteControl):
     type: Literal["delete_environment"] = "delete_environment"
     environment_id: Id
+
+
+class InvalidSite(Message):
+    """A control that could not be read, but that names a site and an id: somebody waits for an answer to it."""
+
+    type: Literal["invalid"] = "invalid"
+    id: Id
+    site: Id
+    reason: str
+    sha256: Sha256
+    bytes: Count
+
+
+class ContinueSite(Message):
+    """Work that an earlier decision noted in the state, because it was more than one step may do (F1)."""
+
+    type: Literal["continue"] = "continue"
 
 
 SiteControlRecord = Annotated[

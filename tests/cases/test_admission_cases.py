@@ -11,6 +11,7 @@ import pytest
 
 from streams import CONTROLS, STATUSES, TRIGGERS
 from streams.rules import events
+from streams.rules.agent.timers import TIMER_RANK, Deadline
 from streams.rules.order import SECOND
 from tests.driving import T0, Driven, Json, at_seconds
 
@@ -115,9 +116,9 @@ def test_requests_that_turn_out_to_be_invalid_take_no_slot() -> None:
     """Case 10: ten that fail late, then a good one."""
     driven = Driven(default_limit=3)
     bad: list[Json] = [
-        {"message": 5}, {"folder": ""}, {"payload": "x" * 300_000}, {"on_busy": "later"}, {"worker": True},
-        {"approval_required": True}, {"expires_at": "soon"}, {"max_attempts": 0}, {"environment_id": "e"},
-        {"decide_before": at_seconds(-1)},
+        {"message": 5}, {"folder": ""}, {"payload": "x" * 300_000}, {"on_busy": "later"}, {"worker": 1},
+        {"folder": "/without/environment"}, {"expires_at": "soon"}, {"max_attempts": 0},
+        {"environment_id": "e", "folder": "/a/../b"}, {"decide_before": at_seconds(-1)},
     ]  # fmt: skip
     for number, fields in enumerate(bad):
         assert driven.trigger(f"bad{number}", **fields).refusal is not None
@@ -196,10 +197,8 @@ def test_a_second_reclaim_with_an_old_list_does_nothing() -> None:
     driven.advance(380)
     assert driven.dispatch("c1")["attempt"] == 2
     assert old.fire_timers(driven.now, 10) == 1, "the old owner would have decided it, but is fenced"
-    timers = list(old._timers)
-    for at, rank, id, agent_id, kind in [(T0 + 360 * SECOND, 0, "c1", "A", "lease"), *timers]:
-        driven.partition._timers.append((at, rank, id, agent_id, kind))
-    driven.partition._timers.sort()
+    lease = Deadline(T0 + 360 * SECOND, TIMER_RANK["lease"], "c1", "lease")
+    driven.partition._timers.put_back([(driven.agent(), lease)])
     decisions = len(driven.decisions)
     driven.fire()
     assert len(driven.decisions) == decisions

@@ -11,6 +11,8 @@ from streams.rules.order import format_instant, parse_instant
 from tests.driving import Action, Driven, Json
 
 DIRECTORY: Final = Path(__file__).parent
+POOL_UNSAID: Final = 4
+"""The capacity of new sites where a recording says none."""
 
 
 def commands_file(name: str) -> Path:
@@ -27,6 +29,7 @@ def commands_of(driven: Driven) -> bytes:
         "default_limit": driven.default_limit,
         "partitions": driven.partitions,
         "number": driven.number,
+        **({} if driven.pool == POOL_UNSAID else {"pool": driven.pool}),
         "now": format_instant(driven.started_at),
     }
     return b"".join(
@@ -60,7 +63,9 @@ def _value(value: bytes | None) -> Json:
 def replayed(name: str) -> Driven:
     """Do everything in the file of commands again."""
     head, *lines = [json.loads(line) for line in commands_file(name).read_bytes().splitlines()]
-    driven = Driven(head["default_limit"], head["partitions"], head["number"])
+    driven = Driven(
+        head["default_limit"], head["partitions"], head["number"], delivers=False, pool=head.get("pool", POOL_UNSAID)
+    )
     driven.now = parse_instant(head["now"])
     for line in lines:
         driven.now = parse_instant(line["now"])

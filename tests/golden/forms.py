@@ -9,8 +9,9 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from streams.codec import PartitionRow
-from streams.rules import events, messages, site_messages
+from streams.rules import commands, dispatches, events, messages, site_events, site_messages
 from streams.rules.agent import rows
+from streams.rules.site import rows as site_rows
 from tests.driving import Json
 
 FORMS_FILE: Final = Path(__file__).parent / "forms.jsonl"
@@ -25,11 +26,14 @@ def members(union: Any) -> tuple[type[BaseModel], ...]:
 MODELS: Final[dict[str, type[BaseModel]]] = {
     f"{place}.{model.__name__}": model
     for place, models in (
-        ("command", members(messages.AgentCommand)),
+        ("command", members(commands.AgentCommand)),
         ("event", members(events.Event)),
         ("decision", (events.Decision, events.Refusal, events.Ignored)),
         ("cause", get_args(events.Cause)),
-        ("dispatches", members(events.DispatchRecord)),
+        ("site-command", members(site_events.SiteCommand)),
+        ("site-event", members(site_events.SiteEvent)),
+        ("site-decision", (site_events.SiteDecision,)),
+        ("dispatches", members(dispatches.DispatchRecord)),
         ("texts", (events.TextRecord,)),
         ("site-controls", members(site_messages.SiteControlRecord)),
         ("claims", members(site_messages.ClaimRecord)),
@@ -40,9 +44,13 @@ MODELS: Final[dict[str, type[BaseModel]]] = {
 ROWS: Final[dict[str, Any]] = {
     "row.agent": rows.AgentRow,
     "row.trigger": rows.TriggerRow,
-    "row.claim": rows.ClaimRow,
     "row.conversation": rows.ConversationRow,
     "row.remembered": rows.RememberedRow,
+    "row.watch": rows.WatchRow,
+    "row.site": site_rows.SiteRow,
+    "row.gate": site_rows.GateRow,
+    "row.deletion": site_rows.DeletionRow,
+    "row.claim": site_rows.ClaimRow,
     "row.partition": PartitionRow,
 }
 
@@ -73,6 +81,8 @@ CANDIDATES: Final[tuple[Any, ...]] = (
     [{"agent_id": "B", "conversation_id": "c"}],
     [{"kind": "stop", "id": "s"}],
     [{"type": "agent_paused"}],
+    [{"type": "site_paused"}],
+    ["finished", None],
     *("running", "queue", "task", "lease", "stop", "finished", "waiting", "failed", "asking", "kafka", "message"),
     *("organization", "background", "execution", "standard", "pump", "duplicate", "agent_paused", "unlimited"),
 )

@@ -134,6 +134,85 @@ def many_at_once() -> Driven:
     return driven
 
 
+def asks_and_forces() -> Driven:
+    """People who don't wait: refused, forced, interrupting; a serial agent and a run budget."""
+    driven = Driven(default_limit=1)
+    ask: Json = {"interactive": True, "on_busy": "ask", "decide_before": at_seconds(100)}
+    driven.trigger("a1", **ask)
+    driven.trigger("a2", **ask)
+    driven.trigger("f1", **(ask | {"on_busy": "force"}))
+    driven.trigger("f2", **(ask | {"on_busy": "force"}))
+    driven.trigger("q1", conversation_id="c-a1")
+    driven.trigger("i1", conversation_id="c-a1", interactive=True, on_busy="interrupt")
+    driven.status("a1", "stopped")
+    driven.status("f1", "paused")
+    driven.control("resume_trigger", trigger_id="f1", on_busy="force")
+    driven.fail("i1")
+    driven.configure("B", serial=True, run_budget=1)
+    driven.configure("B", parallelism_limit=2)
+    driven.trigger("b1", "B")
+    driven.finish("b1", "B")
+    driven.trigger("b2", "B")
+    driven.configure("B", run_budget=None)
+    driven.crash()
+    return driven
+
+
+def dependencies_and_approvals() -> Driven:
+    """Who waits for other conversations, and for a person."""
+    driven = Driven(default_limit=1)
+    before = [{"agent_id": "B", "conversation_id": "c"}]
+    driven.trigger("w1", depends_on=before)
+    driven.trigger("b1", "B", conversation_id="c", max_attempts=1)
+    driven.trigger("w2", "C", depends_on=[*before, {"agent_id": "A", "conversation_id": "c-a"}])
+    driven.trigger("a", approval_required=True)
+    driven.fail("b1", "B")
+    driven.control("approve", trigger_id="w1")
+    driven.control("approve", trigger_id="a")
+    driven.trigger("b2", "B", conversation_id="c")
+    driven.finish("b2", "B")
+    driven.finish("w1")
+    driven.trigger("a", approval_required=True)
+    driven.crash()
+    return driven
+
+
+def workers_and_folders() -> Driven:
+    """Claims that wait, are denied, recalled, degraded, given back late; gates, budgets, a pause, a second site."""
+    driven = Driven(default_limit=1, pool=2)
+    pool: Json = {"worker": True, "organization_id": "o", "department_id": "d"}
+    home: Json = {"environment_id": "e", "folder": "/a//b/"}
+    driven.trigger("a1", **pool, **home)
+    driven.trigger("b1", "B", **pool, **(home | {"folder": "/a"}))
+    driven.trigger("c1", "C", interactive=True, on_busy="ask", **pool, **home)
+    driven.trigger("x1", "X", worker=True, site="elsewhere")
+    driven.site_control("gate", scope="organization", name="o", run_budget=1)
+    driven.site_control("gate", scope="department", name="d", enabled=False)
+    driven.site_control("gate", scope="department", name="d", enabled=False)
+    driven.finish("a1")
+    driven.site_control("gate", scope="department", name="d", enabled=True)
+    driven.site_control("delete_folder", environment_id="e", path="/a")
+    driven.trigger("c2", "C", **home)
+    driven.site_control("pause_site")
+    driven.site_control("delete_environment", environment_id="e")
+    driven.site_control("resume_site")
+    driven.site_control("configure_site", "elsewhere", capacity=1)
+    driven.site_control("gate", "nowhere", scope="organization", name="o", run_budget=1)
+    driven.finish("b1", "B")
+    driven.configure("D", parallelism_limit=1)
+    driven.delivers = False
+    driven.trigger("d1", "D", worker=True)
+    driven.deliver()
+    driven.site_control("pause_site")
+    driven.trigger("d2", "D")
+    driven.deliver(len(driven.undelivered))
+    driven.advance(31)
+    driven.delivers = True
+    driven.site_control("resume_site")
+    driven.crash()
+    return driven
+
+
 SCENARIOS: Final[tuple[Callable[[], Driven], ...]] = (
     one_life,
     settings_and_gates,
@@ -141,4 +220,7 @@ SCENARIOS: Final[tuple[Callable[[], Driven], ...]] = (
     leases_and_forgetting,
     bad_records,
     many_at_once,
+    asks_and_forces,
+    dependencies_and_approvals,
+    workers_and_folders,
 )

@@ -5,58 +5,16 @@ the same dispatches in the same order, and the same state after every step. What
 ``retry_at`` of an attempt (its jitter), and the execution id under which an attempt was dispatched.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
-SECOND = 1_000_000
+from tests.model.work import SECOND, Json, Work, content, instant
+
 DAY = 86_400 * SECOND
-Json = dict[str, Any]
 Verdict = tuple[str, ...]
 FINAL = ("finished", "failed", "stopped", "expired")
 NEVER_INTERACTIVE = ("task_assigned", "comment_mention", "description_write", "schedule")
-NOT_CONTENT = ("v", "decide_before", "content_sha256", "default_limit", "repeats")
-
-
-def instant(text: str | None) -> int | None:
-    if text is None:
-        return None
-    moment = datetime.fromisoformat(text)
-    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * SECOND + since.microseconds
-
-
-@dataclass
-class Work:
-    """A trigger."""
-
-    id: str
-    conversation: str
-    created: int
-    available: int
-    interactive: bool
-    timeout: int
-    heartbeat: int | None
-    tries: int
-    expires: int | None
-    content: str
-    state: str = "waiting"
-    place: int | None = None
-    attempt: int = 0
-    failures: int = 0
-    absences: int = 0
-    execution: str | None = None
-    slot: int | None = None
-    dispatched: int | None = None
-    lease: int | None = None
-    seen: int | None = None
-    grace: int | None = None
-
-    @property
-    def key(self) -> tuple[int, int, bytes]:
-        return self.available, self.created, self.id.encode("utf-8")
 
 
 @dataclass
@@ -66,7 +24,9 @@ class NaiveAgent:
     default_limit: int | str
     learn: Callable[[str, int], int]
     exists: bool = False
-    limit: int | str = 1
+    set_limit: int | str = 1
+    serial: bool = False
+    budget: int | None = None
     depth: int = 1000
     default_timeout: int | None = None
     paused: bool = False
@@ -79,8 +39,8 @@ class NaiveAgent:
     outcomes: dict[str, tuple[str, int]] = field(default_factory=dict)
     executions: dict[str, str] = field(default_factory=dict)
     """Every execution id that was ever given -> trigger id."""
-    dispatches: list[tuple[str, int, int, int]] = field(default_factory=list)
-    """(trigger id, attempt, slot, lease until)."""
+    dispatches: list[tuple[str, int, int, bool]] = field(default_factory=list)
+    """(trigger id, attempt, slot, whether it exceeded the limit)."""
     silence_from: int = 0
     unnamed: list[Work] = field(default_factory=list)
 
@@ -97,14 +57,24 @@ class NaiveAgent:
 
     def line(self, conversation: str) -> list[Work]:
         placed = [work for work in self.live if work.conversation == conversation and work.place is not None]
-        return sorted(placed, key=lambda work: work.place or 0)
+        return sorted(placed, key=lambda work: work.place or (0, 0))
 
     def head(self, conversation: str) -> Work | None:
+        """Who runs, else who is first."""
         line = self.line(conversation)
-        return line[0] if line else None
+        return next((work for work in line if work.state == "running"), line[0] if line else None)
+
+    @property
+    def limit(self) -> int | str:
+        return 1 if self.serial else self.set_limit
 
     def has_room(self) -> bool:
         return self.limit == "unlimited" or len(self.running()) < int(self.limit)
+
+    def may_force(self) -> bool:
+        if self.serial or self.limit == "unlimited":
+            return False
+        return len([work for work in self.running() if work.forced]) < int(self.limit)
 
     # Commands
 
@@ -123,8 +93,7 @@ class NaiveAgent:
         verdict = self.answered(kind, command, at)
         if verdict is None:
             verdict = self.stop(command, at) if kind == "stop" else self.control(command, at)
-            if verdict[1:] != ("not_supported_yet",):
-                self.known[kind, command["id"]] = content(command), at, "done"
+            self.known[kind, command["id"]] = content(command), at, "done"
         return verdict
 
     def answered(self, kind: str, command: Json, at: int) -> Verdict | None:
@@ -150,18 +119,17 @@ class NaiveAgent:
         if verdict is not None:
             return verdict
         verdict = self.accept(command, at, via)
-        if verdict[0] == "refused" and verdict[1] != "not_supported_yet":
+        if verdict[0] == "refused":
             self.known["trigger", id] = content(command), at, "refused"
         return verdict
 
-    def accept(self, command: Json, at: int, via: str) -> Verdict:
+    def accept(self, command: Json, at: int, via: str) -> Verdict:  # noqa: C901 - as the rules say it, in one go
         interactive = bool(command.get("interactive")) and command.get("kind") not in NEVER_INTERACTIVE
         if not self.exists and via == "http":
             return "refused", "agent_not_found"
         if self.archived:
             return "refused", "agent_archived"
-        if interactive and command.get("on_busy") != "queue":
-            return "refused", "not_supported_yet"
+        on_busy = (command.get("on_busy") or "ask") if interactive else "queue"
         created = instant(command.get("created_at"))
         available = instant(command.get("available_at"))
         if available is None:
@@ -171,6 +139,9 @@ class NaiveAgent:
         available = max(available, at - 300 * SECOND)
         expires = instant(command.get("expires_at"))
         gone = expires is not None and expires <= at
+        early = available > at
+        if on_busy in ("ask", "force"):
+            available = at
         new = Work(
             command["id"],
             command["conversation_id"],
@@ -182,31 +153,57 @@ class NaiveAgent:
             command.get("max_attempts") or 3,
             expires,
             content(command),
+            on_busy,
+            bool(command.get("approval_required")),
         )
         head = self.head(new.conversation)
-        reply = head is not None and head.state == "paused" and interactive and available <= at and not gone
-        if not self.would_start(new, head if reply else None, at) and len(self.waiting()) >= self.depth:
+        reply = head is not None and head.state == "paused" and interactive and not early and not gone
+        why = self.why_not_now(new, head if reply else None, early, at)
+        if on_busy == "force" and why == "agent_parallelism_limit_reached" and not self.serial:
+            why = None if self.may_force() else "force_limit_reached"
+        if why is not None and on_busy in ("ask", "force"):
+            return "refused", why
+        if why is not None and len(self.waiting()) >= self.depth:
             return "refused", "agent_backlog_full"
         if not self.exists:
-            self.exists, self.limit = True, self.default_limit
+            self.exists, self.set_limit = True, self.default_limit
         if reply and head is not None:
             self.end(head, "finished", at)
+        if on_busy == "interrupt" and head is not None and head.state == "running" and head.grace is None:
+            head.grace = at + 60 * SECOND
         self.live.append(new)
         if gone:
             self.end(new, "expired", at)
         return ("done",)
 
-    def would_start(self, new: Work, replied: Work | None, at: int) -> bool:
-        """Try it on a copy: let the queue move on with the new one in it."""
-        if not self.exists:
-            return new.available <= at and (self.default_limit == "unlimited" or int(self.default_limit) > 0)
-        trial = NaiveAgent(self.default_limit, self.learn, True, self.limit)
-        trial.paused, trial.places = self.paused, self.places
-        trial.live = [Work(**vars(work)) for work in self.live if work is not replied]
-        trial.live.append(copy := Work(**vars(new)))
-        copy.expires = None
+    def why_not_now(self, new: Work, replied: Work | None, early: bool, at: int) -> str | None:
+        """The first reason why it would not start now; the last ones by trying it on a copy."""
+        if self.paused:
+            return "agent_paused"
+        if any(work is not replied for work in self.line(new.conversation)):
+            return "conversation_busy"
+        if new.needs_approval:
+            return "approval_required"
+        if early:
+            return "not_yet_available"
+        if self.budget == 0:
+            return "run_budget_used_up"
+        if self.exists and not self.has_room():
+            return "agent_parallelism_limit_reached"
+        trial = NaiveAgent(self.default_limit, self.learn, True, self.set_limit if self.exists else self.default_limit)
+        trial.serial, trial.budget, trial.places = self.serial, self.budget, self.places
+        trial.live = [
+            Work(**vars(work))
+            for work in self.live
+            if work is not replied and not (work.state == "waiting" and work.expires is not None and work.expires <= at)
+        ]
+        trial.live.append(copy := Work(**{**vars(new), "on_busy": "queue", "expires": None}))
         trial.pump(at)
-        return copy.state == "running"
+        if copy.state == "running":
+            return None
+        if trial.head(new.conversation) is not copy:
+            return "conversation_busy"
+        return "agent_parallelism_limit_reached" if not trial.has_room() else "run_budget_used_up"
 
     def status(self, command: Json, at: int) -> Verdict:
         execution = command.get("execution_id")
@@ -253,6 +250,7 @@ class NaiveAgent:
 
     def free(self, work: Work) -> None:
         work.slot = work.dispatched = work.lease = work.seen = work.grace = None
+        work.forced, work.on_busy = False, "queue"
 
     def end(self, work: Work, state: str, at: int) -> None:
         self.live.remove(work)
@@ -324,27 +322,59 @@ class NaiveAgent:
             if work.state != "waiting":
                 return "ignored", "not_waiting"
             work.available = max(instant(command["available_at"]) or 0, at - 300 * SECOND)
+        elif command["type"] == "approve":
+            if work.state != "waiting" or not work.needs_approval:
+                return "ignored", "unchanged"
+            work.needs_approval = False
         else:
-            if work.state != "paused":
-                return "ignored", "not_paused"
-            work.state, work.available = "waiting", at
+            return self.resume_trigger(work, command.get("on_busy"), at)
+        return ("done",)
+
+    def resume_trigger(self, work: Work, on_busy: str | None, at: int) -> Verdict:
+        if on_busy not in (None, "", "ask", "queue", "force", "interrupt"):
+            return "refused", "agent_on_busy_invalid"
+        if work.state != "paused":
+            return "ignored", "not_paused"
+        if on_busy in ("ask", "force"):
+            if self.paused:
+                return "refused", "agent_paused"
+            if self.budget == 0:
+                return "refused", "run_budget_used_up"
+            if not self.has_room():
+                if on_busy == "ask" or self.serial:
+                    return "refused", "agent_parallelism_limit_reached"
+                if not self.may_force():
+                    return "refused", "force_limit_reached"
+                work.on_busy = "force"
+        work.state, work.available = "waiting", at
         return ("done",)
 
     def configure(self, command: Json) -> Verdict:
-        before = (self.exists, self.archived, self.limit, self.depth, self.default_timeout)
+        serial = bool(command["serial"]) if "serial" in command else self.serial
+        if serial and command.get("parallelism_limit") not in (None, 1):
+            return "refused", "agent_parallelism_limit_unsupported"
+        before = (self.exists, self.archived, self.settings())
+        self.serial = serial
         if not self.exists:
-            self.limit = self.default_limit
+            self.set_limit = self.default_limit
+        if "run_budget" in command:
+            self.budget = command["run_budget"]
         self.exists, self.archived = True, False
         if "parallelism_limit" in command:
             limit = command["parallelism_limit"]
-            self.limit = self.default_limit if limit is None else limit
+            self.set_limit = self.default_limit if limit is None else limit
+        if self.serial:
+            self.set_limit = 1
         if "max_backlog_depth" in command:
             depth = command["max_backlog_depth"]
             self.depth = 1000 if depth is None else depth
         if "default_timeout_seconds" in command:
             self.default_timeout = command["default_timeout_seconds"]
-        after = (self.exists, self.archived, self.limit, self.depth, self.default_timeout)
+        after = (self.exists, self.archived, self.settings())
         return ("ignored", "unchanged") if before == after else ("done",)
+
+    def settings(self) -> tuple[Any, ...]:
+        return self.set_limit, self.serial, self.budget, self.depth, self.default_timeout
 
     # Time
 
@@ -415,13 +445,16 @@ class NaiveAgent:
         self.pump(now)
 
     def pump(self, at: int) -> None:
-        """Places in order of the keys; then the oldest heads start while there is room."""
+        """Places in order of the keys; then the oldest heads start while there is room, then who may force."""
         for work in self.waiting():
-            if work.place is None and work.available <= at:
+            if work.place is None and work.available <= at and not work.needs_approval:
                 self.places += 1
-                work.place = self.places
-        while not self.paused and not self.archived and self.has_room():
+                runs = any(other.state == "running" for other in self.line(work.conversation))
+                work.place = (0 if work.on_busy == "interrupt" and runs else 1, self.places)
+        while not self.paused and not self.archived and self.budget != 0:
             ready = [work for work in self.waiting() if work.available <= at and self.head(work.conversation) is work]
+            if not self.has_room():
+                ready = [work for work in ready if work.on_busy == "force"]
             if not ready:
                 return
             self.start(ready[0], at)
@@ -430,6 +463,9 @@ class NaiveAgent:
         if work.expires is not None and work.expires <= at:
             self.end(work, "expired", at)
             return
+        work.forced = not self.has_room()
+        if self.budget is not None:
+            self.budget -= 1
         slots = [other.slot for other in self.running()]
         work.slot = next(number for number in range(1, len(slots) + 2) if number not in slots)
         work.state = "running"
@@ -437,7 +473,7 @@ class NaiveAgent:
         work.dispatched = at
         work.lease = at + (work.timeout + 300) * SECOND
         work.execution = None
-        self.dispatches.append((work.id, work.attempt, work.slot, work.lease))
+        self.dispatches.append((work.id, work.attempt, work.slot, work.forced))
         self.unnamed.append(work)
 
     def name(self, executions: list[str]) -> None:
@@ -448,12 +484,3 @@ class NaiveAgent:
                 work.execution = execution
             self.executions[execution] = work.id
         self.unnamed.clear()
-
-
-def content(command: Json) -> str:
-    """What the client asked for; null and absent are the same in a trigger, not in a control."""
-    is_trigger = command["type"] == "trigger"
-    kept = {
-        name: value for name, value in command.items() if name not in NOT_CONTENT and not (is_trigger and value is None)
-    }
-    return json.dumps(kept, sort_keys=True)

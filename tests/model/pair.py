@@ -4,8 +4,12 @@ from typing import Any
 
 from streams.codec import Headers
 from streams.rules import events
+from streams.rules.agent.rows import TriggerRow
+from streams.rules.agent.state import Agent
+from streams.rules.agent.timers import lease_deadline
 from tests.driving import T0, Driven, Json
-from tests.model.naive import SECOND, NaiveAgent, Verdict
+from tests.model.naive import NaiveAgent, Verdict
+from tests.model.work import SECOND
 
 NO_STATUS_REASONS = {"stale", "after_final", "duplicate"}
 
@@ -110,9 +114,9 @@ class Pair:
         self._named = len(self.driven.dispatches)
         for agent_id, agent in self.naive.items():
             own = [d for d in new if d["type"] == "dispatch" and d["agent_id"] == agent_id]
-            assert [(d["trigger_id"], d["attempt"], d["slot_number"]) for d in own] == [
-                entry[:3] for entry in agent.dispatches
-            ], f"dispatches of {agent_id}"
+            assert [(d["trigger_id"], d["attempt"], d["slot_number"], d["forced"]) for d in own] == (
+                agent.dispatches
+            ), f"dispatches of {agent_id}"
             agent.dispatches.clear()
             agent.name([d["execution_id"] for d in own])
 
@@ -150,6 +154,10 @@ class Pair:
             assert real_state(self.driven, agent_id) == naive_state(model), agent_id
 
 
+def live_rows(agent: Agent) -> list[tuple[str, TriggerRow]]:
+    return [(id, row) for id, row in agent.triggers.items() if row.state != "paused"]
+
+
 def real_state(driven: Driven, agent_id: str) -> dict[str, Any]:
     agent = driven.partition.agents[agent_id]
     live = {
@@ -158,11 +166,17 @@ def real_state(driven: Driven, agent_id: str) -> dict[str, Any]:
     }
     return {
         "exists": agent.row.created,
-        "limit": agent.row.parallelism_limit if agent.row.created else None,
+        "settings": (agent.row.parallelism_limit, agent.row.serial, agent.row.run_budget)
+        if agent.row.created
+        else None,
+        "ways": {id: (row.on_busy, row.approval_required and not row.approved) for id, row in live_rows(agent)},
+        "forced": {id for id, row in agent.triggers.items() if row.forced and row.state == "running"},
         "flags": (agent.row.paused, agent.row.archived),
         "live": live,
         "slots": {id: row.slot_number for id, row in agent.triggers.items() if row.state == "running"},
-        "leases": {id: agent.lease_deadline(row) for id, row in agent.triggers.items() if row.state == "running"},
+        "leases": {
+            id: lease_deadline(row, agent.silence_from) for id, row in live_rows(agent) if row.state == "running"
+        },
         "grace": {id: row.grace_until for id, row in agent.triggers.items() if row.grace_until},
         "waiting": [key.id.decode() for key in agent.waiting],
         "lines": {id: [trigger for _, trigger in line.placed] for id, line in agent.lines.items() if line.placed},
@@ -175,7 +189,9 @@ def naive_state(model: NaiveAgent) -> dict[str, Any]:
     running = model.running()
     return {
         "exists": model.exists,
-        "limit": model.limit if model.exists else None,
+        "settings": (model.set_limit, model.serial, model.budget) if model.exists else None,
+        "ways": {work.id: (work.on_busy, work.needs_approval) for work in model.live if work.state != "paused"},
+        "forced": {work.id for work in running if work.forced},
         "flags": (model.paused, model.archived),
         "live": {
             work.id: (

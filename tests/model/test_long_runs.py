@@ -13,6 +13,7 @@ from tests.model.pair import Pair
 
 AGENTS = ("A", "A", "B")
 CHECKED_EVERY = 10
+WAYS = ("queue", "queue", "queue", "ask", "force", "interrupt")
 
 
 class Life:
@@ -47,7 +48,9 @@ class Life:
         value["timeout_seconds"] = self.pick(1, 200)
         value["conversation_id"] = f"c{self.chance.randrange(8)}"
         if self.chance.random() < 0.4:
-            value |= {"kind": "chat", "interactive": True, "on_busy": self.pick("queue", "queue", "queue", "ask")}
+            value |= {"kind": "chat", "interactive": True, "on_busy": self.pick(*WAYS)}
+        if self.chance.random() < 0.05:
+            value["approval_required"] = True
         for name, share in (("created_at", 0.5), ("available_at", 0.2)):
             if self.chance.random() < share:
                 value[name] = self.seconds(-400, -100, -1, 0, 5, 60)
@@ -97,14 +100,21 @@ class Life:
     def control(self) -> None:
         agent = self.pick(*AGENTS)
         name = self.chance.choices(
-            ["configure", "pause", "resume", "archive", "reschedule", "resume_trigger"], weights=[8, 3, 6, 1, 4, 8]
+            ["configure", "pause", "resume", "archive", "reschedule", "resume_trigger", "approve"],
+            weights=[8, 3, 6, 1, 4, 8, 3],
         )[0]
         value: Json = {"type": name, "v": 1, "id": self.new_id("k"), "agent_id": agent, "requested_by": "u"}
         if name == "configure":
             value["parallelism_limit"] = self.pick(1, 1, 2, 3, 5, "unlimited", None)
             if self.chance.random() < 0.2:
                 value["max_backlog_depth"] = self.pick(0, 2, 20, None)
-        if name in ("reschedule", "resume_trigger"):
+            if self.chance.random() < 0.2:
+                value["serial"] = self.pick(True, False, False)
+            if self.chance.random() < 0.2:
+                value["run_budget"] = self.pick(0, 2, 10, None, None)
+        if name == "resume_trigger" and self.chance.random() < 0.5:
+            value["on_busy"] = self.pick(*WAYS)
+        if name in ("reschedule", "resume_trigger", "approve"):
             value["trigger_id"] = self.live(agent)
         if name == "reschedule":
             value["available_at"] = self.seconds(-400, -5, 0, 20, 100)

@@ -43,7 +43,7 @@ class AgentsMachine(RuleBasedStateMachine):
         id=TRIGGER_IDS,
         conversation=CONVERSATIONS,
         kind=KINDS,
-        on_busy=st.sampled_from(["queue", "queue", "queue", None, "ask", "later"]),
+        on_busy=st.sampled_from(["queue", "queue", "queue", None, "ask", "force", "force", "interrupt", "later"]),
         created=st.none() | OFFSETS,
         available=st.none() | OFFSETS,
         expires=st.none() | st.none() | OFFSETS,
@@ -52,6 +52,7 @@ class AgentsMachine(RuleBasedStateMachine):
         via=st.sampled_from(["kafka", "kafka", "http"]),
         late=st.sampled_from([None, None, None, -1, 5]),
         micros=st.integers(0, 3),
+        approval=st.sampled_from([None, None, None, None, True]),
     )
     def trigger(  # noqa: PLR0917 - Hypothesis names them
         self,
@@ -68,6 +69,7 @@ class AgentsMachine(RuleBasedStateMachine):
         via: str,
         late: int | None,
         micros: int,
+        approval: bool | None,
     ) -> None:
         fields: dict[str, Any] = {
             "kind": kind,
@@ -80,6 +82,7 @@ class AgentsMachine(RuleBasedStateMachine):
             "heartbeat_seconds": heartbeat,
             "timeout_seconds": 100,
             "decide_before": self.relative(late),
+            "approval_required": approval,
         }
         value = {"type": "trigger", "v": 1, "id": id, "agent_id": agent, "conversation_id": conversation}
         value |= {name: field for name, field in fields.items() if field is not None}
@@ -158,14 +161,35 @@ class AgentsMachine(RuleBasedStateMachine):
     def reschedule(self, agent: str, number: int, trigger: str, offset: int) -> None:
         self.control(agent, f"k{number}", "reschedule", trigger_id=trigger, available_at=self.relative(offset))
 
+    @rule(agent=AGENTS, number=st.integers(0, 40), serial=st.booleans(), limit=st.sampled_from([None, None, 1, 2]))
+    def set_serial(self, agent: str, number: int, serial: bool, limit: int | None) -> None:
+        fields = {} if limit is None else {"parallelism_limit": limit}
+        self.control(agent, f"k{number}", "configure", serial=serial, **fields)
+
+    @rule(agent=AGENTS, number=st.integers(0, 40), budget=st.sampled_from([0, 1, 3, None, None]))
+    def set_budget(self, agent: str, number: int, budget: int | None) -> None:
+        self.control(agent, f"k{number}", "configure", run_budget=budget)
+
     @rule(agent=AGENTS, number=st.integers(0, 40), trigger=TRIGGER_IDS)
-    def resume_trigger(self, agent: str, number: int, trigger: str) -> None:
+    def approve(self, agent: str, number: int, trigger: str) -> None:
+        works = self.pair.naive[agent].live if agent in self.pair.naive else []
+        unapproved = [work.id for work in works if work.needs_approval]
+        self.control(agent, f"k{number}", "approve", trigger_id=(unapproved or [trigger])[0])
+
+    @rule(
+        agent=AGENTS,
+        number=st.integers(0, 40),
+        trigger=TRIGGER_IDS,
+        on_busy=st.sampled_from([None, None, "queue", "ask", "force", "interrupt", "later"]),
+    )
+    def resume_trigger(self, agent: str, number: int, trigger: str, on_busy: str | None) -> None:
         paused = (
             [work.id for work in self.pair.naive[agent].live if work.state == "paused"]
             if (agent in self.pair.naive)
             else []
         )
-        self.control(agent, f"k{number}", "resume_trigger", trigger_id=(paused or [trigger])[0])
+        fields = {} if on_busy is None else {"on_busy": on_busy}
+        self.control(agent, f"k{number}", "resume_trigger", trigger_id=(paused or [trigger])[0], **fields)
 
     def control(self, agent: str, id: str, name: str, **fields: Any) -> None:
         value = {"type": name, "v": 1, "id": id, "agent_id": agent, "requested_by": "operator", **fields}

@@ -70,13 +70,50 @@ def test_what_names_nobody_is_a_dead_letter_with_its_place_and_the_next_is_handl
 
 
 @pytest.mark.parametrize("topic", [SITE_CONTROLS.name, CLAIMS.name, SIGNALS.name])
-@pytest.mark.parametrize("value", [b"{}", None, b'{"type":"pause_site","v":1,"id":"k","site":"default"}'])
-def test_records_of_the_sites_to_come_are_dead_letters_and_not_dropped(topic: str, value: bytes | None) -> None:
-    """G2; scope: what needs a site is not supported yet."""
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"{}", b"missing_field: type"),
+        (None, b"null_value"),
+        (b"\xff", b"not_utf8"),
+        (b'{"type":"dance","v":1,"site":"default"}', b"unknown_type"),
+        (b'{"type":"trigger","v":1,"id":"t","agent_id":"A","conversation_id":"c"}', b"unknown_type"),
+    ],
+)
+def test_records_of_sites_that_nobody_waits_for_are_dead_letters(
+    topic: str, value: bytes | None, reason: bytes
+) -> None:
+    """G2: also on the topics that only deciders write."""
     driven = Driven()
     driven.send(topic, value, key=b"default")
-    assert [dict(letter.headers)["reason"] for letter in driven.dead_letters] == [b"not_supported_yet: sites"]
+    assert [dict(letter.headers)["reason"] for letter in driven.dead_letters] == [reason]
+    assert not driven.site_decisions
     good_one_is_handled(driven)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ({"type": "pause_site"}, "missing_field: requested_by"),
+        ({"type": "configure_site", "requested_by": "u", "capacity": 10_001}, "invalid_field: capacity"),
+        ({"type": "configure_site", "requested_by": "u", "capacity": True}, "invalid_field: capacity"),
+        ({"type": "configure_site", "requested_by": "u", "capacity": -1}, "invalid_field: capacity"),
+        ({"type": "gate", "requested_by": "u", "scope": "team", "name": "o"}, "invalid_field: scope"),
+        ({"type": "pause_site", "requested_by": "u", "v": 2}, "future_schema"),
+        ({"type": "dance", "requested_by": "u"}, "unknown_type"),
+    ],
+)
+def test_a_control_of_a_site_that_cannot_be_read_is_a_refusal_of_that_site(value: Json, reason: str) -> None:
+    """G2: whoever waits hears of it, and it changes nothing."""
+    driven = Driven()
+    driven.send(SITE_CONTROLS.name, {"v": 1, "id": "k", "site": "default", **value}, key=b"default")
+    [decision] = driven.site_decisions
+    assert decision.refusal is not None
+    assert decision.refusal.code == "invalid_record"
+    assert (decision.refusal.reason or "").startswith(reason)
+    assert (decision.command_id, decision.settles) == ("k", ("k",))
+    assert not driven.dead_letters
+    driven.check()
 
 
 ODD: dict[str, object] = {

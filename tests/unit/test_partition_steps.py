@@ -131,7 +131,7 @@ def test_idle_costs_nothing_and_a_completion_about_one_dispatch() -> None:
     transactions = driven.transactions
     driven.advance(60)
     assert driven.transactions == transactions
-    deadlines = len(driven.partition._timers)
+    deadlines = len(driven.partition._timers._heap)
     assert deadlines < 100
     before = time.perf_counter()
     for number in range(200):

@@ -1,4 +1,4 @@
-"""A5, B1, B5 and what is refused not_supported_yet: whether a trigger is taken."""
+"""A5, B1, B5: whether a trigger is taken."""
 
 import json
 from typing import Any
@@ -158,38 +158,6 @@ def test_an_unknown_on_busy_is_refused_before_anything_else(on_busy: object, int
     assert len(driven.values[-1]) < 4096
 
 
-@pytest.mark.parametrize("on_busy", [None, "", "ask", "force", "interrupt"])
-def test_ask_force_and_interrupt_are_not_supported_yet(on_busy: str | None) -> None:
-    """B2: refused, never queued unasked; the same id may ask again in another way."""
-    driven = Driven(twice=True)
-    for full in (False, True):
-        id = f"t-{full}"
-        decision = driven.trigger(id, interactive=True, on_busy=on_busy)
-        assert code(decision) == "not_supported_yet"
-        assert not driven.agent().triggers.get(id)
-        assert code(driven.trigger(id, interactive=True, on_busy="queue")) is None
-    assert (driven.running(), driven.waiting()) == (["t-False"], ["t-True"])
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"worker": True},
-        {"environment_id": "e"},
-        {"folder": "/p"},
-        {"depends_on": [{"agent_id": "B", "conversation_id": "c"}]},
-        {"approval_required": True},
-    ],
-)
-def test_what_needs_more_than_the_agent_is_never_run_without_it(fields: Json) -> None:
-    """Scope: not_supported_yet; not remembered, so that a later version may take the same id."""
-    driven = Driven()
-    assert code(driven.trigger("t1", **fields)) == "not_supported_yet"
-    assert not driven.agent().row.created
-    assert code(driven.trigger("t1", **fields)) == "not_supported_yet"
-    assert driven.agent().remembered == {}
-
-
 @pytest.mark.parametrize(
     "fields", [{"worker": False}, {"depends_on": []}, {"approval_required": False}, {"site": "default"},
                {"priority": 5, "execution_class": "background", "restarts": "t0",
@@ -204,13 +172,6 @@ def test_what_asks_for_nothing_of_a_site_runs(fields: Json) -> None:
         assert (row.priority, row.execution_class, row.restarts, row.parent) == (5, "background", "t0", ("B", "p"))
         assert driven.dispatch("t1")["execution_class"] == "background"
     driven.check()
-
-
-def test_approve_is_not_supported_yet() -> None:
-    """E3."""
-    driven = Driven()
-    driven.trigger("t1")
-    assert code(driven.control("approve", trigger_id="t1")) == "not_supported_yet"
 
 
 # B3: precedence, and what a refusal tells
@@ -236,7 +197,7 @@ def test_the_codes_of_refusals_are_given_in_their_order_of_precedence() -> None:
         assert code(driven.trigger(id, **fields)) == wrongs[first][0]
 
 
-def test_agent_not_found_comes_after_the_id_and_before_what_is_not_supported() -> None:
+def test_agent_not_found_comes_after_the_id_and_before_everything_else() -> None:
     """B3."""
     driven = Driven()
     value: Json = {"type": "trigger", "v": 1, "id": "t1", "agent_id": "A", "conversation_id": "c", "worker": True}
@@ -250,19 +211,11 @@ def test_agent_not_found_comes_after_the_id_and_before_what_is_not_supported() -
     assert (decision.ignored.reason, decision.ignored.state) == ("duplicate", "refused")
 
 
-def test_not_supported_yet_comes_before_a_full_backlog() -> None:
-    """B3."""
-    driven = Driven()
-    driven.configure(max_backlog_depth=0)
-    driven.trigger("t1")
-    assert code(driven.trigger("t2", approval_required=True)) == "not_supported_yet"
-
-
 def test_every_code_that_a_decider_gives_is_listed() -> None:
     """B3: refusal codes are a closed list."""
     assert len(set(events.REFUSAL_CODES)) == len(events.REFUSAL_CODES)
     given = {"invalid_record", "agent_on_busy_invalid", "request_expired", "trigger_id_conflict", "agent_not_found"}
-    given |= {"agent_archived", "not_supported_yet", "agent_backlog_full", "trigger_unknown"}
+    given |= {"agent_archived", "agent_backlog_full", "trigger_unknown", "agent_parallelism_limit_unsupported"}
     assert given <= set(events.REFUSAL_CODES)
 
 

@@ -7,7 +7,7 @@ import pytest
 from streams.codec import Record
 from streams.partition import RuleFailure
 from streams.rules import events
-from streams.rules.agent import decide, step
+from streams.rules.agent import decide, pump, step
 from tests.driving import T0, Driven, at_seconds
 
 
@@ -185,7 +185,7 @@ def test_a_record_on_which_the_rules_fail_says_where_and_nothing_of_it_is_writte
         raise RuleBrokenError("oh")
 
     with monkeypatch.context() as patch:
-        patch.setattr(decide, "_accept", broken)
+        patch.setattr(decide, "accept", broken)
         with pytest.raises(RuleFailure, match=r"berth.triggers/0@1: RuleBrokenError: oh") as failure:
             driven.trigger("t2")
         assert isinstance(failure.value.record, Record)
@@ -214,7 +214,7 @@ def test_a_timer_on_which_the_rules_fail_parks_its_agent_and_no_other(
     driven.trigger("b1", "B", timeout_seconds=10)
     driven.trigger("t2", available_at=at_seconds(5))
 
-    original: Callable[..., None] = decide._lease_expired if where == "_lease_expired" else step.pump
+    original: Callable[..., None] = decide._lease_expired if where == "_lease_expired" else pump.pump
 
     def broken(made: step.Step, *arguments: object) -> None:
         if made.agent.agent_id == "A" and made.at > T0:

@@ -283,7 +283,7 @@ def test_no_wake_up_is_lost_when_the_timers_are_built_anew(after: str, monkeypat
     A partition's time is past the deadline although its timer has not come yet.
     """
     if after == "rebuild":
-        monkeypatch.setattr("streams.partition._TIMERS_STALE_MAX", 0)
+        monkeypatch.setattr("streams.timers._STALE_MAX", 0)
     driven = Driven()
     driven.trigger("running")
     driven.trigger("put off")
@@ -296,7 +296,7 @@ def test_no_wake_up_is_lost_when_the_timers_are_built_anew(after: str, monkeypat
     else:
         for _ in range(200):
             driven.status("elsewhere", "heartbeat", "B")
-        assert len(driven.partition._timers) < 50
+        assert len(driven.partition._timers._heap) < 50
     driven.fire()
     assert driven.running() == ["put off"]
     driven.check()
@@ -304,14 +304,14 @@ def test_no_wake_up_is_lost_when_the_timers_are_built_anew(after: str, monkeypat
 
 def test_heartbeats_leave_no_growing_heap_of_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     """F6, F9: a timer is never taken back, but the heap is built anew before it is large."""
-    monkeypatch.setattr("streams.partition._TIMERS_STALE_MAX", 100)
+    monkeypatch.setattr("streams.timers._STALE_MAX", 100)
     driven = Driven(default_limit=5, verified=False)
-    driven.partition._timers_max = 100
+    driven.partition._timers._size_max = 100
     for number in range(5):
         driven.trigger(f"t{number}", heartbeat_seconds=600)
     for _ in range(2000):
         driven.status("t1", "heartbeat")
-    assert len(driven.partition._timers) <= 130
+    assert len(driven.partition._timers._heap) <= 130
     driven.advance(600)
     assert driven.running() == []
 

@@ -318,23 +318,60 @@ def test_settings_are_changed_one_by_one_and_null_is_the_default() -> None:
     driven.check()
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{"serial": True}, {"agent_type": "acp"}, {"default_environment_id": "e"}, {"default_folder": "/p"},
-     {"run_budget": 3}, {"serial": True, "parallelism_limit": 1}],
-)  # fmt: skip
-def test_serial_agents_and_budgets_are_not_supported_yet_and_change_nothing(fields: Json) -> None:
-    """A4, E4: refused as a whole, never half applied."""
+SERIAL: list[Json] = [{"serial": True}, {"agent_type": "acp"}, {"default_environment_id": "e"}]
+
+
+@pytest.mark.parametrize("fields", SERIAL)
+@pytest.mark.parametrize("limit", [2, 10, "unlimited"])
+def test_a_serial_agent_has_no_higher_limit_and_nothing_is_half_applied(fields: Json, limit: int | str) -> None:
+    """A4: refused as a whole, in one command or in a later one."""
     driven = Driven(default_limit=2)
     driven.trigger("t1")
     before = driven.state()
-    decision = driven.configure(owner="u", **fields)
+    decision = driven.configure(owner="u", parallelism_limit=limit, **fields)
     assert decision.refusal is not None
-    assert decision.refusal.code == "not_supported_yet"
+    assert decision.refusal.code == "agent_parallelism_limit_unsupported"
     assert driven.state() == before
+    driven.configure(**fields)
+    before = driven.state()
+    decision = driven.configure(owner="u", parallelism_limit=limit)
+    assert decision.refusal is not None
+    assert decision.refusal.code == "agent_parallelism_limit_unsupported"
+    assert driven.state() == before
+    driven.check()
+
+
+@pytest.mark.parametrize("fields", SERIAL)
+def test_becoming_serial_sets_the_limit_to_one_in_the_same_event(fields: Json) -> None:
+    """A4, A3: what runs goes on; nothing starts until none runs."""
+    driven = Driven(default_limit=2)
+    for number in range(4):
+        driven.trigger(f"t{number}")
+    [event] = driven.configure(**fields).events
+    assert event.model_dump(include={"type", "parallelism_limit"}) == {"type": "configured", "parallelism_limit": 1}
+    assert (driven.agent().limit, driven.running()) == (1, ["t0", "t1"])
+    driven.finish("t0")
+    assert driven.running() == ["t1"]
+    driven.finish("t1")
+    assert driven.running() == ["t2"]
+    undone: Json = dict.fromkeys(fields)
+    driven.configure(**undone)
+    assert driven.agent().limit == 1, "what it was is not remembered"
+    driven.configure(parallelism_limit=2)
+    assert driven.running() == ["t2", "t3"]
+    driven.check()
+
+
+@pytest.mark.parametrize("limit", [1, None])
+def test_a_serial_agent_may_be_told_its_limit_again(limit: int | None) -> None:
+    """A4: 1, or the deployment's default whatever that is."""
+    driven = Driven(default_limit="unlimited")
+    assert driven.configure(serial=True, parallelism_limit=limit).refusal is None
+    assert driven.agent().limit == 1
+    driven.check()
 
 
 @pytest.mark.parametrize("fields", [{"serial": False}, {"run_budget": None}, {"default_folder": None}])
-def test_turning_off_what_is_not_supported_is_no_problem(fields: Json) -> None:
-    """A4: the defaults may be sent."""
+def test_the_defaults_may_be_sent(fields: Json) -> None:
+    """A4: they change nothing."""
     assert Driven().configure(**fields).refusal is None

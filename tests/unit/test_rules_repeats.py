@@ -214,21 +214,21 @@ def test_ids_of_different_agents_do_not_collide() -> None:
     driven.check()
 
 
-@pytest.mark.parametrize("code", ["request_expired", "not_supported_yet", "invalid_record", "trigger_id_conflict"])
+@pytest.mark.parametrize("code", ["request_expired", "invalid_record", "folder", "trigger_id_conflict"])
 def test_what_may_be_answered_otherwise_next_time_is_never_remembered(code: str) -> None:
     """F8: logged, never remembered."""
     driven = Driven()
     driven.trigger("t0")
     wrongs: dict[str, Json] = {
         "request_expired": {"decide_before": at_seconds(-1)},
-        "not_supported_yet": {"approval_required": True},
         "invalid_record": {"max_attempts": 0},
+        "folder": {"environment_id": "e", "folder": "relative"},
         "trigger_id_conflict": {"message": "x"},
     }
     id = "t0" if code == "trigger_id_conflict" else "t1"
     decision = driven.trigger(id, **wrongs[code])
     assert decision.refusal is not None
-    assert decision.refusal.code == code
+    assert decision.refusal.code == ("invalid_record" if code == "folder" else code)
     assert driven.agent().remembered == {}
     assert driven.trigger("t1").refusal is None
 

@@ -285,18 +285,18 @@ def test_other_triggers_wait_behind_the_paused_one(other: Json) -> None:
     driven.check()
 
 
-@pytest.mark.parametrize("why", ["archived", "not supported", "conflict", "late", "invalid", "backlog"])
+@pytest.mark.parametrize("why", ["archived", "ask", "conflict", "late", "invalid", "backlog"])
 def test_a_refused_reply_leaves_the_paused_trigger_paused(why: str) -> None:
     """F4."""
     driven = Driven()
     driven.trigger("t1", conversation_id="c", **PERSON)
     driven.status("t1", "paused")
     fields: dict[str, Any] = {
-        "not supported": {"on_busy": "ask"},
+        "ask": {"on_busy": "ask"},
         "late": {"decide_before": at_seconds(-1)},
         "invalid": {"on_busy": "later"},
     }.get(why, {})
-    if why == "backlog":
+    if why in ("backlog", "ask"):
         driven.configure(max_backlog_depth=0)
         driven.trigger("running")
     if why == "archived":
@@ -351,18 +351,38 @@ def test_resume_trigger_queues_the_same_trigger_with_a_new_attempt(on_busy: str 
 
 @pytest.mark.parametrize(
     ("on_busy", "code"),
-    [("later", "agent_on_busy_invalid"), (5, "agent_on_busy_invalid"), ("ask", "not_supported_yet"),
-     ("force", "not_supported_yet"), ("interrupt", "not_supported_yet")],
+    [("later", "agent_on_busy_invalid"), (5, "agent_on_busy_invalid"), ("ask", "agent_parallelism_limit_reached"),
+     ("force", "force_limit_reached")],
 )  # fmt: skip
-def test_other_ways_to_resume_are_refused_and_it_stays_paused(on_busy: object, code: str) -> None:
-    """B2, scope."""
+def test_a_resume_that_asks_is_refused_by_a_full_agent_and_it_stays_paused(on_busy: object, code: str) -> None:
+    """B2, B4, F4."""
     driven = Driven()
     driven.trigger("t1")
     driven.status("t1", "paused")
+    driven.trigger("full")
+    driven.trigger("forced", interactive=True, on_busy="force")
     decision = driven.control("resume_trigger", trigger_id="t1", on_busy=on_busy)
     assert decision.refusal is not None
     assert decision.refusal.code == code
     assert driven.agent().triggers["t1"].state == "paused"
+    driven.check()
+
+
+@pytest.mark.parametrize(("on_busy", "forced"), [("ask", False), ("force", False), ("force", True)])
+def test_a_resume_that_asks_starts_at_once_where_there_is_room_or_it_may_force(on_busy: str, forced: bool) -> None:
+    """B2, B4, F4: a resume passes admission like new work."""
+    driven = Driven()
+    driven.trigger("t1")
+    driven.status("t1", "paused")
+    if forced:
+        driven.trigger("full")
+    decision = driven.control("resume_trigger", trigger_id="t1", on_busy=on_busy)
+    assert decision.refusal is None
+    assert driven.dispatch("t1")["attempt"] == 2
+    assert driven.dispatch("t1")["forced"] is forced
+    driven.fail("t1")
+    assert driven.agent().triggers["t1"].on_busy == "queue", "its retry is ordinary (B4)"
+    driven.check()
 
 
 @pytest.mark.parametrize("control", ["resume_trigger", "reschedule"])

@@ -4,8 +4,8 @@ from itertools import islice
 from typing import Final
 
 from streams.rules import events, limits
-from streams.rules.agent.rows import TriggerRow
-from streams.rules.agent.step import ON_BUSY, Step, execution_id_of, is_answered, refuse
+from streams.rules.agent.rows import AgentRow, TriggerRow, is_serial
+from streams.rules.agent.step import ON_BUSY, Step, end_claim, is_answered, refuse, request_stop
 from streams.rules.messages import (
     Approve,
     Archive,
@@ -17,7 +17,7 @@ from streams.rules.messages import (
     Stop,
     content_sha256,
 )
-from streams.rules.order import SECOND
+from streams.rules.order import SECOND, order_key
 
 
 def stop(step: Step, command: Stop) -> None:
@@ -39,8 +39,9 @@ def _stop_trigger(step: Step, trigger_id: str, requested_by: str | None) -> None
     if row is not None and row.grace_until is not None:
         step.ignored = events.Ignored(reason="already_stopping", state="running")
     elif row is not None and row.state == "running":
-        _request_stop(step, row, requested_by, "stopped by request")
+        request_stop(step, row, requested_by, "stopped by request")
     elif row is not None:
+        end_claim(step, row, "stop")
         step.emit(events.Stopped(trigger_id=trigger_id, reason="stop"))
     else:
         _not_live(step, trigger_id)
@@ -52,22 +53,6 @@ def _not_live(step: Step, trigger_id: str) -> None:
         step.refusal = refuse(step.agent, "trigger_unknown")
     else:
         step.ignored = events.Ignored(reason="already_final", first_seq=remembered.seq, state=remembered.final_state)
-
-
-def _request_stop(step: Step, row: TriggerRow, requested_by: str | None, reason: str) -> None:
-    step.emit(
-        events.StopRequested(
-            trigger_id=row.trigger_id,
-            execution_id=execution_id_of(row),
-            grace_until=step.at + limits.STOP_GRACE_SECONDS * SECOND,
-            requested_by=requested_by,
-        )
-    )
-    step.outputs.append(
-        events.StopRequest(
-            execution_id=execution_id_of(row), agent_id=step.agent.agent_id, trigger_id=row.trigger_id, reason=reason
-        )
-    )
 
 
 def _stop_conversation(step: Step, conversation_id: str, requested_by: str | None) -> None:
@@ -83,7 +68,7 @@ def _stop_conversation(step: Step, conversation_id: str, requested_by: str | Non
     head = agent.head(conversation_id)
     if head is not None and head.state == "running":
         if head.grace_until is None and step.may_change():
-            _request_stop(step, head, requested_by, "conversation stopped by request")
+            request_stop(step, head, requested_by, "conversation stopped by request")
         elif len(agent.lines[conversation_id]) == 1:
             step.ignored = events.Ignored(reason="already_stopping", state="running")
             return
@@ -101,6 +86,7 @@ def stop_waiting(step: Step, conversation_id: str) -> None:
             continue
         if not step.may_change():
             return
+        end_claim(step, agent.triggers[trigger_id], "conversation_stop")
         step.emit(events.Stopped(trigger_id=trigger_id, reason="conversation_stop"))
 
 
@@ -110,13 +96,14 @@ def stop_all(step: Step) -> None:
     for key in list(islice(agent.waiting, limits.STEP_CHANGES_MAX + 1)):
         if not step.may_change():
             return
+        end_claim(step, agent.triggers[key.id.decode()], "archive")
         step.emit(events.Stopped(trigger_id=key.id.decode(), reason="archive"))
     rest = [row for row in agent.triggers.values() if row.grace_until is None]
     for row in rest[: limits.STEP_CHANGES_MAX + 1]:
         if not step.may_change():
             return
         if row.state == "running":
-            _request_stop(step, row, None, "agent archived")
+            request_stop(step, row, None, "agent archived")
         else:
             step.emit(events.Stopped(trigger_id=row.trigger_id, reason="archive"))
 
@@ -158,24 +145,46 @@ def _flip(step: Step, event: events.AgentPaused | events.AgentResumed, already: 
 def _control_trigger(step: Step, command: Approve | Reschedule | ResumeTrigger) -> None:
     agent = step.agent
     row = agent.triggers.get(command.trigger_id)
-    if isinstance(command, Approve):
-        step.refusal = refuse(agent, "not_supported_yet", reason="approval")
-    elif row is None:
+    if row is None:
         _not_live(step, command.trigger_id)
+    elif isinstance(command, Approve):
+        if row.state != "waiting" or row.approved or not row.is_blocked:
+            step.ignored = events.Ignored(reason="unchanged", state=row.state)
+        else:
+            step.emit(events.Approved(trigger_id=row.trigger_id))
     elif isinstance(command, Reschedule):
         if row.state != "waiting":
             step.ignored = events.Ignored(reason="not_waiting", state=row.state)
         else:
+            end_claim(step, row, "rescheduled")
             bound = step.at - limits.ORDER_WINDOW_SECONDS * SECOND
             step.emit(events.Rescheduled(trigger_id=row.trigger_id, available_at=max(command.available_at, bound)))
     elif command.on_busy not in ON_BUSY:
         step.refusal = refuse(agent, "agent_on_busy_invalid", reason=f"on_busy {command.on_busy!r}")
     elif row.state != "paused":
         step.ignored = events.Ignored(reason="not_paused", state=row.state)
-    elif command.on_busy not in (None, "", "queue"):
-        step.refusal = refuse(agent, "not_supported_yet", reason=f"on_busy {command.on_busy}")
     else:
-        step.emit(events.TriggerResumed(trigger_id=row.trigger_id, available_at=step.at))
+        _resume(step, row, command.on_busy)
+
+
+def _resume(step: Step, row: TriggerRow, on_busy: str | None) -> None:
+    """Queue it again. An ask or force that finds no place for it in the agent is refused, and it stays paused."""
+    agent = step.agent
+    force = False
+    if on_busy in ("ask", "force") and agent.held_back:
+        step.refusal = refuse(agent, "agent_paused")
+        return
+    if on_busy in ("ask", "force") and agent.row.run_budget == 0:
+        step.refusal = refuse(agent, "run_budget_used_up")
+        return
+    if on_busy in ("ask", "force") and not agent.room_for(order_key(step.at, row.created_at, row.trigger_id)):
+        force = on_busy == "force" and agent.may_force and not row.needs_site
+        if not force:
+            limit_of_forced = on_busy == "force" and not agent.is_serial
+            code = "force_limit_reached" if limit_of_forced else "agent_parallelism_limit_reached"
+            step.refusal = refuse(agent, code, force=agent.may_force)
+            return
+    step.emit(events.TriggerResumed(trigger_id=row.trigger_id, available_at=step.at, force=force))
 
 
 SETTINGS: Final = (
@@ -194,11 +203,9 @@ SETTINGS: Final = (
 
 def _configure(step: Step, command: Configure, defaults: limits.Defaults) -> None:
     agent, row = step.agent, step.agent.row
-    if command.serial or command.agent_type == "acp" or command.default_environment_id or command.default_folder:
-        step.refusal = refuse(agent, "not_supported_yet", reason="serial agents")
-        return
-    if command.run_budget is not None:
-        step.refusal = refuse(agent, "not_supported_yet", reason="run_budget")
+    changed = _changes(command, row, defaults)
+    if changed is None:
+        step.refusal = refuse(agent, "agent_parallelism_limit_unsupported")
         return
     was_held_back = row.archived or row.parked is not None
     created = not row.created
@@ -208,18 +215,6 @@ def _configure(step: Step, command: Configure, defaults: limits.Defaults) -> Non
                 parallelism_limit=defaults.parallelism_limit, max_backlog_depth=limits.BACKLOG_DEPTH_DEFAULT
             )
         )
-    back_to = {
-        "parallelism_limit": defaults.parallelism_limit,
-        "max_backlog_depth": limits.BACKLOG_DEPTH_DEFAULT,
-        "serial": False,
-    }
-    changed: dict[str, object] = {}
-    for name in SETTINGS:
-        if name in command.model_fields_set:
-            value = getattr(command, name)
-            value = back_to.get(name) if value is None else value
-            if value != getattr(row, name):
-                changed[name] = value
     if changed:
         step.emit(events.Configured(**changed))  # type: ignore[arg-type]
     if row.archived:
@@ -228,3 +223,26 @@ def _configure(step: Step, command: Configure, defaults: limits.Defaults) -> Non
         step.emit(events.Unparked())
     if not (changed or created or was_held_back):
         step.ignored = events.Ignored(reason="unchanged")
+
+
+def _changes(command: Configure, row: AgentRow, defaults: limits.Defaults) -> dict[str, object] | None:
+    """The settings that change, with their new values; None if a serial agent was given more than one slot (A4)."""
+    back_to = {
+        "parallelism_limit": defaults.parallelism_limit,
+        "max_backlog_depth": limits.BACKLOG_DEPTH_DEFAULT,
+        "serial": False,
+    }
+    after = {name: getattr(row, name) for name in SETTINGS}
+    if not row.created:
+        after["parallelism_limit"] = defaults.parallelism_limit
+    before = dict(after)
+    for name in SETTINGS:
+        if name in command.model_fields_set:
+            value = getattr(command, name)
+            after[name] = back_to.get(name) if value is None else value
+    if is_serial(after["serial"], after["agent_type"], after["default_environment_id"]):
+        asks = command.parallelism_limit
+        if asks is not None and asks != 1:
+            return None
+        after["parallelism_limit"] = 1
+    return {name: value for name, value in after.items() if value != before[name]}

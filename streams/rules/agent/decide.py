@@ -9,27 +9,27 @@ A refusal is a value with a code. An exception here is a bug: the partition stop
 """
 
 from collections.abc import Iterable
-from itertools import chain
 from typing import Any, Literal, assert_never
 
-from streams.rules import events, limits
+from streams.rules import dispatches, events, limits
+from streams.rules.agent.accept import accept
+from streams.rules.agent.answers import resolved, site_answer, watched
 from streams.rules.agent.controls import control, stop, stop_all, stop_waiting
 from streams.rules.agent.evolve import seen, settle
+from streams.rules.agent.pump import pump
 from streams.rules.agent.rows import TriggerRow
 from streams.rules.agent.state import Agent
 from streams.rules.agent.step import (
-    ON_BUSY,
     Step,
     Via,
+    end_claim,
     execution_id_of,
     execution_prefix,
-    is_answered,
-    pump,
     refuse,
 )
 from streams.rules.backoff import backoff_microseconds
+from streams.rules.commands import AgentCommand
 from streams.rules.messages import (
-    AgentCommand,
     Approve,
     Archive,
     Configure,
@@ -45,15 +45,18 @@ from streams.rules.messages import (
     Timer,
     Trigger,
 )
-from streams.rules.order import SECOND, OrderKey, first_availability, order_key
+from streams.rules.order import SECOND
+from streams.rules.site_messages import Degraded, Denied, Granted, Recall, Resolved, Waiting, Watch
 
 
-def decide(agent: Agent, command: AgentCommand, at: int, via: Via, defaults: limits.Defaults) -> Step:
+def decide(  # noqa: C901 - one case a command
+    agent: Agent, command: AgentCommand, at: int, via: Via, defaults: limits.Defaults
+) -> Step:
     """Handle one command at instant ``at``; the agent's state is changed by the events of the step that is returned."""
     step = Step(agent, at, command, agent.row.seq + 1)
     match command:
         case Trigger():
-            _trigger(step, command, via, defaults)
+            accept(step, command, via, defaults)
         case Status():
             _status(step, command)
         case Timer():
@@ -64,6 +67,12 @@ def decide(agent: Agent, command: AgentCommand, at: int, via: Via, defaults: lim
             stop(step, command)
         case Configure() | Pause() | Resume() | Archive() | Approve() | Reschedule() | ResumeTrigger():
             control(step, command, defaults)
+        case Granted() | Waiting() | Denied() | Recall() | Degraded():
+            site_answer(step, command)
+        case Watch():
+            watched(step, command)
+        case Resolved():
+            resolved(step, command)
         case Invalid():
             step.refusal = refuse(agent, "invalid_record", reason=command.reason)
         case Park():
@@ -87,128 +96,6 @@ def _note_todo(step: Step) -> None:
         row.todo = row.todo_conversation_id = row.todo_since = None
 
 
-# Triggers
-
-
-def _unsupported(command: Trigger) -> str | None:
-    """What the trigger asks for that this version doesn't decide yet: it must not run without it."""
-    if command.needs_site or command.folder is not None:
-        return "a site's workers and folders"
-    if command.is_interactive and command.on_busy != "queue":
-        return f"on_busy {command.on_busy or 'ask'}"
-    if command.depends_on:
-        return "depends_on"
-    if command.approval_required:
-        return "approval_required"
-    return None
-
-
-def _trigger(step: Step, command: Trigger, via: Via, defaults: limits.Defaults) -> None:
-    agent = step.agent
-    assert command.content_sha256 is not None
-    if command.on_busy not in ON_BUSY:
-        step.refusal = refuse(agent, "agent_on_busy_invalid", reason=f"on_busy {command.on_busy!r}")
-    elif is_answered(step, "trigger", command.id, command.content_sha256, command.decide_before):
-        pass
-    elif not agent.row.created and via == "http":
-        step.refusal = refuse(agent, "agent_not_found")
-    elif agent.row.archived:
-        step.refusal = refuse(agent, "agent_archived")
-    elif (unsupported := _unsupported(command)) is not None:
-        step.refusal = refuse(agent, "not_supported_yet", reason=unsupported)
-    else:
-        _accept(step, command, defaults)
-
-
-def _accept(step: Step, command: Trigger, defaults: limits.Defaults) -> None:
-    agent, at = step.agent, step.at
-    created_at, available_at = first_availability(command.created_at, command.available_at, at)
-    key = (available_at, created_at, command.id)
-    head = agent.head(command.conversation_id)
-    is_over = command.expires_at is not None and command.expires_at <= at
-    is_reply = command.is_interactive and available_at <= at and not is_over
-    answers = is_reply and head is not None and head.state == "paused"
-    reason = _why_wait(step, command, order_key(*key), answers, defaults)
-    if reason is not None:
-        size = command.payload.bytes if command.payload else 0
-        full = len(agent.waiting) >= _backlog_depth(agent)
-        if full or agent.payload_bytes + size > limits.BACKLOG_BYTES_MAX:
-            bound = "max_backlog_depth" if full else "backlog_bytes_max"
-            step.refusal = refuse(agent, "agent_backlog_full", reason=bound, key=key)
-            return
-    if not agent.row.created:
-        step.emit(
-            events.AgentCreated(
-                parallelism_limit=defaults.parallelism_limit, max_backlog_depth=limits.BACKLOG_DEPTH_DEFAULT
-            )
-        )
-    if answers:
-        assert head is not None
-        step.emit(events.Replied(trigger_id=head.trigger_id, by=command.id))
-    timeout = command.timeout_seconds or agent.row.default_timeout_seconds or limits.TIMEOUT_SECONDS_DEFAULT
-    step.emit(
-        events.Accepted(
-            trigger_id=command.id,
-            created_at=created_at,
-            available_at=available_at,
-            timeout_seconds=timeout,
-            max_attempts=command.max_attempts or limits.ATTEMPTS_DEFAULT,
-            position=0 if reason is None else agent.position(order_key(*key)),
-            reason=reason,
-        )
-    )
-    if is_over:
-        step.emit(events.Expired(trigger_id=command.id))
-
-
-def _backlog_depth(agent: Agent) -> int:
-    return agent.row.max_backlog_depth if agent.row.created else limits.BACKLOG_DEPTH_DEFAULT
-
-
-def _why_wait(
-    step: Step, command: Trigger, key: OrderKey, answers: bool, defaults: limits.Defaults
-) -> events.WaitReason | None:
-    """Why the trigger can't start in the very step that accepts it; None: it can."""
-    agent = step.agent
-    line = agent.lines.get(command.conversation_id)
-    behind = len(line.placed) - answers if line else 0
-    if agent.row.paused:
-        return "agent_paused"
-    if agent.row.parked is not None:
-        return "agent_parked"
-    if behind:
-        return "conversation_busy"
-    if key.available_at > step.at:
-        return "not_yet_available"
-    limit = agent.limit if agent.row.created else _as_count(defaults.parallelism_limit)
-    if limit is not None and agent.running >= limit:
-        return "agent_parallelism_limit_reached"
-    starting = _conversations_starting_before(agent, key, step.at)
-    if command.conversation_id in starting:
-        return "conversation_busy"
-    if limit is not None and agent.running + len(starting) >= limit:
-        return "agent_parallelism_limit_reached"
-    return None
-
-
-def _conversations_starting_before(agent: Agent, key: OrderKey, at: int) -> set[str]:
-    """Conversations of older triggers that have become available and that no pump has seen since: they come first.
-
-    There are some only while a timer is late, above all while a backlog of input is handled.
-    """
-    starting: set[str] = set()
-    for older in chain(agent.ready.irange(maximum=key), agent.unplaced.irange(maximum=key)):
-        row = agent.triggers[older.id.decode()]
-        is_over = row.expires_at is not None and row.expires_at <= at
-        if not is_over and (row.place is not None or agent.head(row.conversation_id) is None):
-            starting.add(row.conversation_id)
-    return starting
-
-
-def _as_count(limit: int | Literal["unlimited"]) -> int | None:
-    return None if limit == "unlimited" else limit
-
-
 # Statuses
 
 
@@ -221,6 +108,7 @@ def _status(step: Step, command: Status) -> None:
             seen(step.agent, row, step.at)
             step.sign_of_life = True
         case "finished":
+            end_claim(step, row, "finished")
             step.emit(events.Finished(trigger_id=row.trigger_id, execution_id=execution_id_of(row)))
         case "paused" | "failed" | "stopped" if row.grace_until is not None:
             reason: Literal["failed", "paused", "runner"] = "runner" if command.status == "stopped" else command.status
@@ -228,6 +116,7 @@ def _status(step: Step, command: Status) -> None:
         case "stopped":
             _stopped(step, row, "runner")
         case "paused":
+            end_claim(step, row, "paused")
             step.emit(events.TriggerPaused(trigger_id=row.trigger_id, execution_id=execution_id_of(row)))
         case "failed":
             _attempt_failed(step, row, command)
@@ -236,6 +125,7 @@ def _status(step: Step, command: Status) -> None:
 
 
 def _stopped(step: Step, row: TriggerRow, reason: Literal["failed", "paused", "runner", "grace", "lease"]) -> None:
+    end_claim(step, row, "stopped")
     step.emit(events.Stopped(trigger_id=row.trigger_id, execution_id=execution_id_of(row), reason=reason))
 
 
@@ -280,6 +170,7 @@ def _no_attempt(agent: Agent, command: Status, execution_id: str) -> events.Igno
 def _attempt_failed(step: Step, row: TriggerRow, command: Status) -> None:
     failures = row.failures + 1
     final = command.retryable is False or failures >= row.max_attempts
+    end_claim(step, row, "failed")
     step.emit(
         events.AttemptFailed(
             trigger_id=row.trigger_id,
@@ -309,7 +200,17 @@ def _timer(step: Step, timer: Timer) -> None:
             _stopped(step, row, "grace")
         case "expiry":
             assert row is not None and row.state == "waiting"
+            end_claim(step, row, "expired")
             step.emit(events.Expired(trigger_id=row.trigger_id))
+        case "answer":
+            assert row is not None and row.is_urgent
+            _not_answered(step, row)
+        case "reservation":
+            assert row is not None and row.claim_state == "asking" and row.claim_n is not None
+            if row.is_urgent:
+                _not_answered(step, row)
+            else:  # the claim stands, the slot does not wait for it any more
+                step.emit(events.ClaimWaiting(trigger_id=row.trigger_id, n=row.claim_n, reason="site_not_answering"))
         case "forget":
             _forget(step, timer.deadline)
         case "retry" | "available":
@@ -318,9 +219,14 @@ def _timer(step: Step, timer: Timer) -> None:
             assert_never(timer.kind)
 
 
+def _not_answered(step: Step, row: TriggerRow) -> None:
+    end_claim(step, row, "site_not_answering")
+    step.emit(events.RefusedLater(trigger_id=row.trigger_id, code="site_not_answering"))
+
+
 def _revoke(step: Step, row: TriggerRow, reason: str) -> None:
     step.outputs.append(
-        events.Revocation(
+        dispatches.Revocation(
             execution_id=execution_id_of(row), agent_id=step.agent.agent_id, trigger_id=row.trigger_id, reason=reason
         )
     )
@@ -339,6 +245,7 @@ def _lease_expired(step: Step, row: TriggerRow, timer: Timer) -> None:
     else:
         retry_at = step.at + backoff_microseconds(row.trigger_id, row.attempt, failures + absences)
     _revoke(step, row, "lease expired")
+    end_claim(step, row, "lease_expired")
     step.emit(
         events.LeaseExpired(
             trigger_id=row.trigger_id,

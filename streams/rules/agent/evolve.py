@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple, assert_never
 
 from streams.rules import events, limits
 from streams.rules.agent.rows import AgentRow, RememberedKind, RememberedRow, TriggerRow
-from streams.rules.agent.state import DIGEST_DIGITS, Agent, RowRef
+from streams.rules.agent.state import DIGEST_DIGITS, Agent, RowRef, Watcher
 from streams.rules.messages import Control, Stop, Trigger, content_sha256
 from streams.rules.order import SECOND
 
@@ -21,7 +21,7 @@ class Origin(NamedTuple):
     command: object
 
 
-def evolve(agent: Agent, event: events.Event, origin: Origin) -> None:  # noqa: C901, PLR0912 - one case an event
+def evolve(agent: Agent, event: events.Event, origin: Origin) -> None:  # noqa: C901, PLR0912, PLR0915 - one case an event
     """Apply one event. AssertionError or KeyError: the event doesn't fit the state, the log is corrupt."""
     match event:
         case events.Dispatched():
@@ -39,7 +39,7 @@ def evolve(agent: Agent, event: events.Event, origin: Origin) -> None:  # noqa: 
         case events.TriggerPaused():
             _paused(agent, agent.triggers[event.trigger_id], origin)
         case events.TriggerResumed():
-            agent.wait_again(agent.triggers[event.trigger_id], event.available_at, origin.at)
+            _resumed(agent, event, origin)
         case events.Replied():
             agent.end(agent.triggers[event.trigger_id], "finished", origin.at)
         case events.StopRequested():
@@ -71,16 +71,20 @@ def evolve(agent: Agent, event: events.Event, origin: Origin) -> None:  # noqa: 
             | events.StopNoted()
         ):
             _header(agent.row, event)
-        case (
-            events.Claimed()
-            | events.ClaimGranted()
-            | events.ClaimWaiting()
-            | events.Returned()
-            | events.TriggerDegraded()
-            | events.Approved()
-            | events.DependencyResolved()
-        ):
-            raise AssertionError(f"{event.type} belongs to a policy that this version doesn't know")
+        case events.Claimed() | events.ClaimGranted() | events.ClaimWaiting() | events.Returned():
+            _claim(agent, event, origin)
+        case events.TriggerDegraded():
+            row = agent.triggers[event.trigger_id]
+            row.degraded = True
+            agent.touch(row, origin.at)
+        case events.Approved() | events.DependencyResolved():
+            _unblocked(agent, event, origin)
+        case events.RefusedLater():
+            agent.end(agent.triggers[event.trigger_id], "refused", origin.at)
+        case events.Watched():
+            agent.watch(event.conversation_id, Watcher(event.watcher_agent_id, event.trigger_id))
+        case events.Told():
+            agent.told(event.conversation_id, Watcher(event.watcher_agent_id, event.trigger_id), event.outcome)
         case _:
             assert_never(event)
 
@@ -124,6 +128,55 @@ def _header(
             row.todo_conversation_id = event.conversation_id
 
 
+def _claim(
+    agent: Agent, event: events.Claimed | events.ClaimGranted | events.ClaimWaiting | events.Returned, origin: Origin
+) -> None:
+    """The trigger's claim at its site changes; while it runs, only ``returned`` can."""
+    row = agent.triggers[event.trigger_id]
+    if row.state == "waiting":
+        agent.leave_queue(row)
+    agent.set_mute(row, False)
+    match event:
+        case events.Claimed():
+            assert row.state == "waiting" and row.claim_state is None and event.n == agent.row.claims + 1
+            agent.row.claims = row.claim_n = event.n
+            row.claim_state = "asking"
+            row.asked_at = origin.at
+        case events.ClaimGranted():
+            assert row.claim_n == event.n and row.claim_state in ("asking", "standing")
+            row.claim_state = "held"
+        case events.ClaimWaiting():
+            assert row.claim_n == event.n and row.claim_state in ("asking", "standing")
+            row.claim_state = "standing"
+            agent.set_mute(row, event.reason == "site_not_answering")
+        case events.Returned():
+            assert row.claim_n == event.n and row.claim_state is not None
+            row.late += event.reason == "agent_parallelism_limit_reached"
+            row.claim_n = row.claim_state = row.asked_at = None
+    if row.state == "waiting":
+        agent.enter_queue(row)
+    agent.touch(row, origin.at)
+
+
+def _unblocked(agent: Agent, event: events.Approved | events.DependencyResolved, origin: Origin) -> None:
+    row = agent.triggers[event.trigger_id]
+    if row.state == "waiting":
+        agent.leave_queue(row)
+    if isinstance(event, events.Approved):
+        row.approved = True
+    else:
+        at = row.depends_on.index((event.agent_id, event.conversation_id))
+        row.outcomes = (*row.outcomes[:at], event.outcome, *row.outcomes[at + 1 :])
+    if row.state == "waiting":
+        agent.enter_queue(row)
+    agent.touch(row, origin.at)
+
+
+def _resumed(agent: Agent, event: events.TriggerResumed, origin: Origin) -> None:
+    row = agent.triggers[event.trigger_id]
+    agent.wait_again(row, event.available_at, "force" if event.force else "queue", origin.at)
+
+
 def _accepted(agent: Agent, event: events.Accepted, origin: Origin) -> None:
     command = origin.command
     assert isinstance(command, Trigger) and event.trigger_id not in agent.triggers
@@ -140,7 +193,7 @@ def _accepted(agent: Agent, event: events.Accepted, origin: Origin) -> None:
         timeout_seconds=event.timeout_seconds,
         max_attempts=event.max_attempts,
         interactive=command.is_interactive,
-        on_busy=command.on_busy,
+        on_busy=command.effective_on_busy,
         requested_by=command.requested_by,
         expires_at=command.expires_at,
         heartbeat_seconds=command.heartbeat_seconds,
@@ -155,6 +208,9 @@ def _accepted(agent: Agent, event: events.Accepted, origin: Origin) -> None:
         organization_id=command.organization_id,
         department_id=command.department_id,
         decide_before=command.decide_before,
+        depends_on=tuple((one.agent_id, one.conversation_id) for one in command.depends_on or ()),
+        outcomes=tuple(None for _ in command.depends_on or ()),
+        approval_required=bool(command.approval_required),
         payload_bytes=command.payload.bytes if command.payload else 0,
     )
     agent.triggers[row.trigger_id] = row
@@ -164,13 +220,12 @@ def _accepted(agent: Agent, event: events.Accepted, origin: Origin) -> None:
 
 
 def _placed(agent: Agent, row: TriggerRow, place: tuple[int, int], origin: Origin) -> None:
-    assert row.place is None and row.state == "waiting"
-    agent.unplaced.remove(row.key)
+    assert row.place is None and row.state == "waiting" and not row.is_blocked
+    agent.leave_queue(row)
     row.place = place
     agent.row.places = max(agent.row.places, place[1])
     agent.enter_line(row)
-    if agent.lines[row.conversation_id].head == row.trigger_id:
-        agent.ready.add(row.key)
+    agent.enter_queue(row)
     agent.touch(row, origin.at)
 
 
@@ -179,6 +234,12 @@ def _dispatched(agent: Agent, event: events.Dispatched, origin: Origin) -> None:
     assert row.state == "waiting" and event.attempt == row.attempt + 1
     agent.leave_queue(row)
     row.state = "running"
+    if row.claim_state is not None:
+        assert row.claim_state == "held"
+        row.claim_state = "granted"
+    if agent.row.run_budget is not None:
+        assert agent.row.run_budget > 0
+        agent.row.run_budget -= 1
     row.attempt = event.attempt
     row.execution_id = event.execution_id
     row.slot_number = event.slot_number
@@ -209,7 +270,7 @@ def _attempt_ended(
         agent.end(row, final, origin.at)
     else:
         assert event.retry_at is not None
-        agent.wait_again(row, event.retry_at, origin.at)
+        agent.wait_again(row, event.retry_at, "queue", origin.at)
 
 
 def _forgotten(agent: Agent, event: events.Forgotten) -> None:

@@ -47,15 +47,15 @@ class AgentRow:
     """The decision that began it."""
 
 
-@dataclass(slots=True)
-class ClaimRow:
-    """A trigger's claim at its site (site protocol); None of it is used while no trigger may need a site."""
+def is_serial(serial: bool, agent_type: str | None, default_environment_id: str | None) -> bool:
+    """Whether an agent with these settings has one slot, whatever its limit says (A4)."""
+    return serial or agent_type == "acp" or default_environment_id is not None
 
-    n: int
-    state: Literal["asking", "standing", "held", "granted"]
-    asked_at: int | None = None
-    mute: bool = False
-    late: int = 0
+
+ClaimState = Literal["asking", "standing", "held", "granted"]
+"""Of a trigger's claim at its site: not answered (a slot is reserved), waiting there, granted, and with an attempt."""
+
+DependencyOutcome = Literal["finished", "failed", "stopped", "unknown"]
 
 
 @dataclass(slots=True)
@@ -75,7 +75,8 @@ class TriggerRow:
     max_attempts: int
     state: LiveState = "waiting"
     interactive: bool = False
-    on_busy: str | None = None
+    on_busy: Literal["ask", "queue", "force", "interrupt"] = "queue"
+    """As it counts: always queue for what nobody waits for, and after an attempt."""
     requested_by: str | None = None
     expires_at: int | None = None
     heartbeat_seconds: int | None = None
@@ -91,7 +92,11 @@ class TriggerRow:
     department_id: str | None = None
     decide_before: int | None = None
     depends_on: tuple[tuple[str, str], ...] = ()
+    """(agent, conversation) of each."""
+    outcomes: tuple[DependencyOutcome | None, ...] = ()
+    """Of each, as it was told last; None: it lives, or nobody has answered."""
     approval_required: bool = False
+    approved: bool = False
     degraded: bool = False
     payload_bytes: int = 0
     place: tuple[int, int] | None = None
@@ -107,7 +112,42 @@ class TriggerRow:
     last_seen_at: int | None = None
     grace_until: int | None = None
     """Set while the attempt is being stopped."""
-    claim: ClaimRow | None = None
+    claim_n: int | None = None
+    claim_state: ClaimState | None = None
+    asked_at: int | None = None
+    mute: bool = False
+    """The site has not answered the claim in time."""
+    late: int = 0
+    """Grants given back because the agent was full (K of the site protocol)."""
+
+    @property
+    def needs_site(self) -> bool:
+        return self.worker or self.environment_id is not None
+
+    @property
+    def site_id(self) -> str | None:
+        """Where it must have a claim before it runs; None: nowhere."""
+        return (self.site or DEFAULT_SITE) if self.needs_site else None
+
+    @property
+    def is_urgent(self) -> bool:
+        """It starts now or is refused: its sender waits for the answer (B2)."""
+        return self.on_busy in ("ask", "force")
+
+    @property
+    def has_no_deadline(self) -> bool:
+        """Nothing but its time to start is to come, while it waits."""
+        return self.expires_at is None and self.decide_before is None and self.claim_n is None
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether an approval or a dependency keeps it from a place (E2, E3)."""
+        if self.approval_required and not self.approved:
+            return True
+        return any(
+            outcome != "finished" and not (self.approved and outcome in ("failed", "stopped"))
+            for outcome in self.outcomes
+        )
 
     @property
     def key(self) -> OrderKey:
@@ -120,6 +160,17 @@ class ConversationRow:
 
     outcome: Outcome
     at: int
+
+
+DEFAULT_SITE: Final = "default"
+
+
+@dataclass(slots=True)
+class WatchRow:
+    """Another agent's trigger waits for a conversation of this one (E2)."""
+
+    told: DependencyOutcome | Literal["nothing"] | None = "nothing"
+    """What it was told last; None: that the conversation lives."""
 
 
 RememberedKind = Literal["trigger", "stop", "control"]

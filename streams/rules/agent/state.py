@@ -3,12 +3,18 @@
 Derived indexes, so that no step scans the queue (each is rebuilt from the rows on restore):
 
 waiting    every waiting trigger by key; its rank is the position in the queue.
-unplaced   waiting triggers that have no place in their conversation yet (not yet available), by key.
-lines      conversation -> its live triggers; those placed, in the order of their places. The first is the head.
-ready      the waiting heads by key. A head whose retry is due later sorts behind the present, since the key begins
-           with available_at.
+unplaced   those that have no place in their conversation yet, because they aren't available, by key. What an approval
+           or a dependency keeps from a place is in no such index.
+lines      conversation -> its live triggers; those placed, in the order of their places. The running one is the head,
+           else the first.
+ready      site (None: none needed) -> the waiting heads without a claim, by key. A head whose retry is due later sorts
+           behind the present, since the key begins with available_at.
+asking     heads whose claim is not answered, by key: a slot is reserved for each (not for a forced one).
+held       heads whose claim is granted, by key.   urgent: waiting asks and forces that are not asking, by key.
+claimed    everything with a claim that does not run, by claim number.
 executions current attempts (running or being stopped) -> trigger.
 slots      numbers of the slots in use, and the free ones below the highest.
+untold     watchers of conversations that don't know yet how these stand, in order: the log alone says who is first.
 """
 
 import heapq
@@ -17,18 +23,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-from sortedcontainers import SortedList
+from sortedcontainers import SortedList, SortedSet
 
 from streams.rules import events, limits
 from streams.rules.agent.rows import (
     AgentRow,
     ConversationRow,
+    DependencyOutcome,
     Outcome,
     RememberedKind,
     RememberedRow,
     TriggerRow,
+    WatchRow,
+    is_serial,
 )
-from streams.rules.messages import TimerKind
+from streams.rules.agent.timers import Deadline, deadlines_of
 from streams.rules.order import SECOND, OrderKey
 
 DIGEST_DIGITS: Final = 32
@@ -39,7 +48,14 @@ OUTCOME_OF: Final[dict[events.FinalState, Outcome]] = {
     "expired": "stopped",
 }
 
-RowKind = Literal["agent", "trigger", "conversation", "remembered"]
+RowKind = Literal["agent", "trigger", "conversation", "remembered", "watch"]
+
+
+class Watcher(NamedTuple):
+    """A trigger of some agent that depends on a conversation of this one."""
+
+    agent_id: str
+    trigger_id: str
 
 
 class RowRef(NamedTuple):
@@ -48,18 +64,7 @@ class RowRef(NamedTuple):
     kind: RowKind
     id: str = ""
     remembered: RememberedKind | None = None
-
-
-class Deadline(NamedTuple):
-    """When something of a trigger is due. ``rank``: leases, grace, retries, the rest (F9)."""
-
-    at: int
-    rank: int
-    trigger_id: str
-    kind: TimerKind
-
-
-TIMER_RANK: Final[dict[TimerKind, int]] = {"lease": 0, "grace": 1, "retry": 2, "available": 3, "expiry": 3, "forget": 3}
+    watcher: "Watcher | None" = None
 
 
 @dataclass(slots=True)
@@ -69,9 +74,12 @@ class Line:
     placed: list[tuple[tuple[int, int], str]] = field(default_factory=list)
     unplaced: set[str] | None = None
     """None while it is empty, as it is for most conversations: 200 bytes less for each."""
+    running: str | None = None
 
     @property
     def head(self) -> str | None:
+        if self.running is not None:
+            return self.running
         return self.placed[0][1] if self.placed else None
 
     def __len__(self) -> int:
@@ -94,15 +102,19 @@ class Agent:
 
     __slots__ = (
         "agent_id",
+        "asking",
         "changed",
+        "claimed",
         "conversations",
         "deadlines",
         "ended",
         "executions",
         "forced_running",
         "free_slots",
+        "held",
         "highest_slot",
         "lines",
+        "mute",
         "payload_bytes",
         "ready",
         "remembered",
@@ -110,7 +122,10 @@ class Agent:
         "silence_from",
         "triggers",
         "unplaced",
+        "untold",
+        "urgent",
         "waiting",
+        "watches",
     )
 
     def __init__(self, agent_id: str) -> None:
@@ -124,7 +139,16 @@ class Agent:
         self.lines: dict[str, Line] = {}
         self.waiting: SortedList[OrderKey] = SortedList()
         self.unplaced: SortedList[OrderKey] = SortedList()
-        self.ready: SortedList[OrderKey] = SortedList()
+        self.ready: dict[str | None, SortedList[OrderKey]] = {}
+        self.asking: SortedList[OrderKey] = SortedList()
+        self.held: SortedList[OrderKey] = SortedList()
+        self.urgent: SortedList[OrderKey] = SortedList()
+        self.claimed: SortedList[tuple[int, str]] = SortedList()
+        self.mute: dict[str, int] = {}
+        """Sites that have not answered, and how many claims they owe: nothing more is asked there."""
+        self.watches: dict[str, dict[Watcher, WatchRow]] = {}
+        """By conversation."""
+        self.untold: SortedSet[tuple[str, Watcher]] = SortedSet()
         self.executions: dict[str, str] = {}
         self.payload_bytes = 0
         self.forced_running = 0
@@ -148,9 +172,13 @@ class Agent:
     @property
     def limit(self) -> int | None:
         """The effective limit (A1, A4); None: unlimited."""
-        if self.row.serial:
+        if self.is_serial:
             return 1
         return None if self.row.parallelism_limit == "unlimited" else self.row.parallelism_limit
+
+    @property
+    def is_serial(self) -> bool:
+        return is_serial(self.row.serial, self.row.agent_type, self.row.default_environment_id)
 
     @property
     def has_room(self) -> bool:
@@ -161,6 +189,35 @@ class Agent:
     def held_back(self) -> bool:
         """Nothing of it may be dispatched, whatever room there is."""
         return self.row.paused or self.row.archived or self.row.parked is not None
+
+    def oldest_idle(self, at: int) -> OrderKey | None:
+        """The oldest head that may start or ask its site: available, without a claim, and its site answers."""
+        keys = (keys[0] for site, keys in self.ready.items() if site not in self.mute)
+        oldest = min(keys, default=None)
+        return oldest if oldest is not None and oldest.available_at <= at else None
+
+    def room_for(self, key: OrderKey) -> bool:
+        """Whether a slot is left for it beside those reserved for older claims that are not answered."""
+        limit = self.limit
+        return limit is None or self.running + int(self.asking.bisect_left(key)) < limit
+
+    @property
+    def may_force(self) -> bool:
+        """Whether one more attempt may exceed the limit (B4)."""
+        limit = self.limit
+        return not self.is_serial and limit is not None and self.forced_running < limit
+
+    @property
+    def budget_left(self) -> bool:
+        """Whether the agent's run budget has something that no claim has reserved (E4)."""
+        return self.row.run_budget is None or self.row.run_budget > len(self.held) + len(self.asking)
+
+    def standing_of(self, conversation_id: str) -> DependencyOutcome | None:
+        """How a conversation stands for those that depend on it (E2); None: it lives."""
+        if conversation_id in self.lines:
+            return None
+        row = self.conversations.get(conversation_id)
+        return row.outcome if row is not None else "unknown"
 
     def head(self, conversation_id: str) -> TriggerRow | None:
         line = self.lines.get(conversation_id)
@@ -182,17 +239,6 @@ class Agent:
         """The lowest free slot number, from 1."""
         return self.free_slots[0] if self.free_slots else self.highest_slot + 1
 
-    def lease_deadline(self, row: TriggerRow) -> int:
-        """When the attempt counts as lost unless there is a sign of life (F6)."""
-        assert row.lease_until is not None and row.dispatched_at is not None
-        if row.heartbeat_seconds is None:
-            return row.lease_until
-        heard_at = max(row.last_seen_at or row.dispatched_at, self.silence_from or 0)
-        silent_at = heard_at + row.heartbeat_seconds * SECOND
-        if row.lease_until > row.dispatched_at + (row.timeout_seconds + limits.LEASE_GRACE_SECONDS) * SECOND:
-            return silent_at  # it lives by signs of life alone, whose deadline starts anew at take-over
-        return min(row.lease_until, silent_at)
-
     def is_due(self, deadline: Deadline) -> bool:
         """Whether this deadline still holds: a timer is never taken back, it is looked at when it comes."""
         if deadline.kind == "forget":
@@ -210,25 +256,21 @@ class Agent:
         return min(times, default=None)
 
     def deadlines_of(self, row: TriggerRow) -> list[Deadline]:
-        found: list[tuple[int, TimerKind]] = []
-        if row.state == "running":
-            found.append((self.lease_deadline(row), "lease"))
-            if row.grace_until is not None:
-                found.append((row.grace_until, "grace"))
-        elif row.state == "waiting":
-            found.append((row.available_at, "available" if row.place is None else "retry"))
-            if row.expires_at is not None:
-                found.append((row.expires_at, "expiry"))
-        return [Deadline(at, TIMER_RANK[kind], row.trigger_id, kind) for at, kind in found]
+        return deadlines_of(row, self.silence_from)
 
     # Loading rows
 
     def load_trigger(self, row: TriggerRow) -> None:
         self.triggers[row.trigger_id] = row
+        is_mute, row.mute = row.mute, False
+        self.set_mute(row, is_mute)
         self.enter_line(row)
         if row.state == "waiting":
             self.enter_queue(row)
         elif row.state == "running":
+            line_head = self.lines[row.conversation_id]
+            if (head := self.ready_row(line_head)) is not None:
+                self.set_ready(head, False)
             self.enter_slot(row)
 
     def loaded(self, silence_from: int) -> None:
@@ -241,6 +283,8 @@ class Agent:
         used = {row.slot_number for row in self.triggers.values() if row.state == "running"}
         self.highest_slot = max((number for number in used if number is not None), default=0)
         self.free_slots = [number for number in range(1, self.highest_slot + 1) if number not in used]
+        for conversation_id in self.watches:
+            self.conversation_changed(conversation_id)
         self.changed.clear()
 
     def schedule_all(self, at: int) -> None:
@@ -249,7 +293,8 @@ class Agent:
         Unless there is room: then the agent was not looked at since its oldest head became available.
         """
         self.deadlines.clear()
-        may_start = self.ready[0].id.decode() if self.ready and self.has_room and not self.held_back else None
+        oldest = self.oldest_idle(at)
+        may_start = oldest.id.decode() if oldest is not None and self.has_room and not self.held_back else None
         for row in self.triggers.values():
             self.deadlines.extend(
                 deadline
@@ -259,25 +304,33 @@ class Agent:
 
     # Index maintenance
 
-    def ready_key(self, line: Line) -> OrderKey | None:
-        head = line.head
-        if head is None:
-            return None
-        row = self.triggers[head]
-        return row.key if row.state == "waiting" else None
+    def ready_row(self, line: Line) -> TriggerRow | None:
+        """The line's head, if it waits without a claim."""
+        head = self.triggers[line.head] if line.head is not None else None
+        return head if head is not None and head.state == "waiting" and head.claim_state is None else None
+
+    def set_ready(self, row: TriggerRow, is_ready: bool) -> None:
+        keys = self.ready.setdefault(row.site_id, SortedList())
+        if is_ready:
+            keys.add(row.key)
+        else:
+            keys.remove(row.key)
+            if not keys:
+                del self.ready[row.site_id]
 
     def enter_line(self, row: TriggerRow) -> None:
         line = self.lines.get(row.conversation_id)
         if line is None:
             line = self.lines[row.conversation_id] = Line()
+            self.conversation_changed(row.conversation_id)
         if row.place is None:
             line.add_unplaced(row.trigger_id)
             return
         line.discard_unplaced(row.trigger_id)
-        before = self.ready_key(line)
+        before = self.ready_row(line)
         insort(line.placed, (row.place, row.trigger_id))
         if line.head == row.trigger_id and before is not None:
-            self.ready.remove(before)
+            self.set_ready(before, False)
 
     def leave_line(self, row: TriggerRow) -> None:
         line = self.lines[row.conversation_id]
@@ -286,9 +339,10 @@ class Agent:
         else:
             index = bisect_left(line.placed, (row.place, row.trigger_id))
             assert line.placed[index][1] == row.trigger_id
+            was_head = line.head == row.trigger_id
             del line.placed[index]
-            if index == 0 and (key := self.ready_key(line)) is not None:
-                self.ready.add(key)
+            if was_head and (head := self.ready_row(line)) is not None:
+                self.set_ready(head, True)
         if not line:
             del self.lines[row.conversation_id]
 
@@ -297,32 +351,106 @@ class Agent:
         self.waiting.add(key)
         self.payload_bytes += row.payload_bytes
         if row.place is None:
-            self.unplaced.add(key)
-        elif self.lines[row.conversation_id].head == row.trigger_id:
-            self.ready.add(key)
+            if not row.is_blocked:
+                self.unplaced.add(key)
+        else:
+            self.enter_pump(row)
 
     def leave_queue(self, row: TriggerRow) -> None:
         key = row.key
         self.waiting.remove(key)
         self.payload_bytes -= row.payload_bytes
         if row.place is None:
-            self.unplaced.remove(key)
-        elif self.lines[row.conversation_id].head == row.trigger_id:
-            self.ready.remove(key)
+            if not row.is_blocked:
+                self.unplaced.remove(key)
+        else:
+            self.leave_pump(row)
+
+    def enter_pump(self, row: TriggerRow) -> None:
+        """A placed waiting trigger enters the indexes that the pump reads."""
+        key = row.key
+        if row.claim_state is None:
+            if self.lines[row.conversation_id].head == row.trigger_id:
+                self.set_ready(row, True)
+        else:
+            assert row.claim_n is not None
+            self.claimed.add((row.claim_n, row.trigger_id))
+            if row.claim_state == "held":
+                self.held.add(key)
+            elif row.claim_state == "asking" and row.on_busy != "force":
+                self.asking.add(key)
+        if row.is_urgent and row.claim_state in (None, "held"):
+            self.urgent.add(key)
+
+    def leave_pump(self, row: TriggerRow) -> None:
+        key = row.key
+        if row.claim_state is None:
+            if self.lines[row.conversation_id].head == row.trigger_id:
+                self.set_ready(row, False)
+        else:
+            assert row.claim_n is not None
+            self.claimed.remove((row.claim_n, row.trigger_id))
+            if row.claim_state == "held":
+                self.held.remove(key)
+            elif row.claim_state == "asking" and row.on_busy != "force":
+                self.asking.remove(key)
+        if row.is_urgent and row.claim_state in (None, "held"):
+            self.urgent.remove(key)
+
+    def set_mute(self, row: TriggerRow, is_mute: bool) -> None:
+        """Whether the trigger's site owes an answer past its time."""
+        if row.mute == is_mute or row.site_id is None:
+            return
+        row.mute = is_mute
+        owed = self.mute.get(row.site_id, 0) + (1 if is_mute else -1)
+        if owed:
+            self.mute[row.site_id] = owed
+        else:
+            del self.mute[row.site_id]
 
     def enter_slot(self, row: TriggerRow) -> None:
         assert row.execution_id is not None
         self.executions[row.execution_id] = row.trigger_id
         self.forced_running += row.forced
+        self.lines[row.conversation_id].running = row.trigger_id
 
     def leave_slot(self, row: TriggerRow) -> None:
         assert row.execution_id is not None and row.slot_number is not None
         del self.executions[row.execution_id]
         self.forced_running -= row.forced
+        line = self.lines[row.conversation_id]
+        line.running = None
+        if line.head != row.trigger_id and (head := self.ready_row(line)) is not None:
+            self.set_ready(head, True)  # an interrupt has come before it
         heapq.heappush(self.free_slots, row.slot_number)
         if not self.executions:  # keeps the list of free slots no longer than the highest in use
             self.free_slots.clear()
             self.highest_slot = 0
+
+    def conversation_changed(self, conversation_id: str) -> None:
+        """It lives, or has ended: those that watch it are to be told what they don't know yet."""
+        standing = self.standing_of(conversation_id)
+        for watcher, row in self.watches.get(conversation_id, {}).items():
+            if row.told == standing:
+                self.untold.discard((conversation_id, watcher))
+            else:
+                self.untold.add((conversation_id, watcher))
+
+    def watch(self, conversation_id: str, watcher: Watcher) -> None:
+        self.watches.setdefault(conversation_id, {})[watcher] = WatchRow()
+        self.untold.add((conversation_id, watcher))
+        self.changed[RowRef("watch", conversation_id, None, watcher)] = None
+
+    def told(self, conversation_id: str, watcher: Watcher, outcome: DependencyOutcome | None) -> None:
+        self.untold.discard((conversation_id, watcher))
+        watchers = self.watches[conversation_id]
+        if outcome == "finished":
+            del watchers[watcher]
+            if not watchers:
+                del self.watches[conversation_id]
+        else:
+            watchers[watcher].told = outcome
+        self.changed[RowRef("watch", conversation_id, None, watcher)] = None
 
     def take_slot(self, number: int) -> None:
         if self.free_slots and self.free_slots[0] == number:
@@ -334,7 +462,7 @@ class Agent:
     def touch(self, row: TriggerRow, at: int) -> None:
         """The row changed at this instant: it is to be written, and what it is due later is to be looked at then."""
         self.changed[RowRef("trigger", row.trigger_id)] = None
-        if row.state == "waiting" and row.available_at <= at and row.expires_at is None:
+        if row.state == "waiting" and row.available_at <= at and row.has_no_deadline:
             return  # the usual case: it waits for room, and nothing is due
         self.deadlines.extend(
             deadline
@@ -342,33 +470,40 @@ class Agent:
             if deadline.at > at or deadline.kind not in ("available", "retry")
         )
 
-    def end(self, row: TriggerRow, state: events.FinalState, at: int) -> None:
-        """The trigger is final: out of every index, its id remembered, its conversation's outcome noted."""
+    def end(self, row: TriggerRow, state: events.FinalState | Literal["refused"], at: int) -> None:
+        """The trigger is gone: out of every index, its id remembered, its conversation's outcome noted.
+
+        A refused one (an ask whose site said no) leaves its conversation as it was.
+        """
         if row.state == "waiting":
             self.leave_queue(row)
         elif row.state == "running":
             self.leave_slot(row)
+        self.set_mute(row, False)
         self.leave_line(row)
         del self.triggers[row.trigger_id]
         self.ended.append(row.trigger_id)
         self.changed[RowRef("trigger", row.trigger_id)] = None
         self.remember("trigger", row.trigger_id, RememberedRow(row.digest, row.accepted_seq, state, at))
-        self.conversations.pop(row.conversation_id, None)
-        self.conversations[row.conversation_id] = ConversationRow(OUTCOME_OF[state], at)
-        self.changed[RowRef("conversation", row.conversation_id)] = None
+        if state != "refused":
+            self.conversations.pop(row.conversation_id, None)
+            self.conversations[row.conversation_id] = ConversationRow(OUTCOME_OF[state], at)
+            self.changed[RowRef("conversation", row.conversation_id)] = None
+        self.conversation_changed(row.conversation_id)
 
     def remember(self, kind: RememberedKind, id: str, remembered: RememberedRow) -> None:
         self.remembered.pop((kind, id), None)  # the order of the dict is that of the times
         self.remembered[kind, id] = remembered
         self.changed[RowRef("remembered", id, kind)] = None
 
-    def wait_again(self, row: TriggerRow, available_at: int, at: int) -> None:
+    def wait_again(self, row: TriggerRow, available_at: int, on_busy: Literal["queue", "force"], at: int) -> None:
         """From a slot or a pause back into the queue, in the same place of its conversation."""
         if row.state == "running":
             self.leave_slot(row)
         row.state = "waiting"
         row.available_at = available_at
-        row.on_busy = "queue" if row.on_busy is not None else None
+        row.on_busy = on_busy
+        row.late = 0
         row.forced = False
         self.clear_attempt(row)
         self.enter_queue(row)

@@ -7,15 +7,18 @@ from functools import lru_cache
 from itertools import islice
 from typing import Final, Literal
 
-from streams.rules import events, limits
+from streams.rules import dispatches, events, limits
 from streams.rules.agent.evolve import Origin, evolve
 from streams.rules.agent.rows import RememberedKind, TriggerRow
 from streams.rules.agent.state import DIGEST_DIGITS, Agent
-from streams.rules.messages import AgentCommand
+from streams.rules.commands import AgentCommand
 from streams.rules.order import SECOND, order_key
+from streams.rules.site_messages import Claim, Release, Resolved, Sender, Watch
 
 ON_BUSY: Final = frozenset({None, "", "ask", "queue", "force", "interrupt"})
-RunnerOutput = events.Dispatch | events.StopRequest | events.Revocation
+RunnerOutput = dispatches.Dispatch | dispatches.StopRequest | dispatches.Revocation
+DeciderOutput = Claim | Release | Watch | Resolved
+_ENDS_WAITING: Final = (events.Dispatched, events.RefusedLater, events.Stopped, events.Expired)
 
 
 Via = Literal["kafka", "http", "internal", "timer"]
@@ -36,6 +39,10 @@ class Step:
     seq: int
     emitted: list[events.Event] = field(default_factory=list)
     outputs: list[RunnerOutput] = field(default_factory=list)
+    messages: list[DeciderOutput] = field(default_factory=list)
+    """To sites and other agents."""
+    settles: list[str] = field(default_factory=list)
+    """Asks and forces of earlier commands that this step answers."""
     refusal: events.Refusal | None = None
     ignored: events.Ignored | None = None
     sign_of_life: bool = False
@@ -46,8 +53,16 @@ class Step:
     changes_left: int = limits.STEP_CHANGES_MAX
 
     def emit(self, event: events.Event) -> None:
+        if isinstance(event, _ENDS_WAITING):
+            row = self.agent.triggers[event.trigger_id]
+            if row.is_urgent and row.state == "waiting":
+                self.settles.append(row.trigger_id)
         self.emitted.append(event)
         evolve(self.agent, event, Origin(self.seq, self.at, self.command))
+
+    def sender(self) -> Sender:
+        """Of a message that the event to be emitted next causes."""
+        return Sender(decider=self.agent.agent_id, seq=self.seq, index=len(self.emitted))
 
     def may_change(self) -> bool:
         if self.changes_left == 0:
@@ -63,7 +78,7 @@ class Step:
 
 
 def refuse(
-    agent: Agent, code: str, reason: str | None = None, key: tuple[int, int, str] | None = None
+    agent: Agent, code: str, reason: str | None = None, key: tuple[int, int, str] | None = None, force: bool = False
 ) -> events.Refusal:
     """A refusal with what this decider knows. ``key``: (available_at, created_at, id) of a trigger that asked.
 
@@ -78,6 +93,7 @@ def refuse(
         running=agent.running,
         limit=limit,
         waiting=len(agent.waiting),
+        force_allowed=force,
         position_if_queued=None if key is None else agent.position(order_key(*key)),
         holders=tuple(islice(agent.executions.values(), limits.HOLDERS_MAX)),
         holders_count=agent.running,
@@ -115,56 +131,37 @@ def is_answered(step: Step, kind: RememberedKind, id: str, sha256: str, decide_b
     return True
 
 
-def pump(step: Step) -> None:
-    """Give places to who has become available, then slots to the oldest, while there is room (C2, C3)."""
-    agent, at = step.agent, step.at
-    if agent.row.todo in ("stop_conversation", "archive") and step.more:
-        return  # nobody starts who is about to be stopped
-    while agent.unplaced and agent.unplaced[0].available_at <= at:
-        if not step.may_change():
-            return
-        trigger_id = agent.unplaced[0].id.decode()
-        step.emit(events.Placed(trigger_id=trigger_id, place=(1, agent.row.places + 1)))
-    while not agent.held_back and agent.ready and agent.has_room and agent.ready[0].available_at <= at:
-        if not step.may_change():
-            return
-        row = agent.triggers[agent.ready[0].id.decode()]
-        if row.expires_at is not None and row.expires_at <= at:  # its timer has not come yet (E5)
-            step.emit(events.Expired(trigger_id=row.trigger_id))
-        else:
-            _dispatch(step, row)
-
-
-def _dispatch(step: Step, row: TriggerRow) -> None:
-    agent = step.agent
-    execution_id = f"{execution_prefix(agent.agent_id)}-{step.seq}-{len(step.emitted)}"
-    slot_number = agent.free_slot()
-    lease_until = step.at + (row.timeout_seconds + limits.LEASE_GRACE_SECONDS) * SECOND
+def request_stop(step: Step, row: TriggerRow, requested_by: str | None, reason: str) -> None:
+    """Tell the runner to end the attempt; its slot is kept until it answers, or the grace is over (F7)."""
     step.emit(
-        events.Dispatched(
+        events.StopRequested(
             trigger_id=row.trigger_id,
-            execution_id=execution_id,
-            attempt=row.attempt + 1,
-            slot_number=slot_number,
-            forced=False,
-            lease_until=lease_until,
+            execution_id=execution_id_of(row),
+            grace_until=step.at + limits.STOP_GRACE_SECONDS * SECOND,
+            requested_by=requested_by,
         )
     )
     step.outputs.append(
-        events.Dispatch(
-            execution_id=execution_id,
-            trigger_id=row.trigger_id,
-            agent_id=agent.agent_id,
-            conversation_id=row.conversation_id,
-            attempt=row.attempt,
-            max_attempts=row.max_attempts,
-            slot_number=slot_number,
-            forced=row.forced,
-            kind=row.kind,
-            execution_class=row.execution_class,
-            timeout_seconds=row.timeout_seconds,
-            heartbeat_seconds=row.heartbeat_seconds,
-            lease_until=lease_until,
-            dispatched_at=step.at,
+        dispatches.StopRequest(
+            execution_id=execution_id_of(row), agent_id=step.agent.agent_id, trigger_id=row.trigger_id, reason=reason
         )
     )
+
+
+def end_claim(step: Step, row: TriggerRow, reason: str) -> None:
+    """Give back what the trigger has at its site, or withdraw what it asked for; nothing if it has no claim."""
+    if row.claim_n is None or row.site_id is None:
+        return
+    started = row.claim_state == "granted"
+    step.messages.append(
+        Release(
+            at=step.at,
+            sender=step.sender(),
+            site=row.site_id,
+            agent_id=step.agent.agent_id,
+            trigger_id=row.trigger_id,
+            n=row.claim_n,
+            started=started,
+        )
+    )
+    step.emit(events.Returned(trigger_id=row.trigger_id, n=row.claim_n, started=started, reason=reason))

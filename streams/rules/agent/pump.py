@@ -1,0 +1,225 @@
+"""The pump: after every command, do what has become possible, the oldest first (C2, C3, site protocol PUMP).
+
+Room only shrinks along the waiters: who is oldest is looked at first, and once there is no room for it nobody but an
+ask or force can still act: those are never left waiting.
+"""
+
+from streams.rules import dispatches, events, limits
+from streams.rules.agent.rows import TriggerRow
+from streams.rules.agent.state import Agent
+from streams.rules.agent.step import Step, end_claim, execution_prefix
+from streams.rules.order import SECOND, OrderKey
+from streams.rules.site_messages import Claim, ClaimKey, Resolved
+
+
+def pump(step: Step) -> None:
+    """Tell watchers, give places, then slots and claims, as far as one step goes."""
+    agent = step.agent
+    if agent.row.todo in ("stop_conversation", "archive") and step.more:
+        return  # nobody starts who is about to be stopped
+    if not (_tell(step) and _place(step) and _refuse_hopeless(step)):
+        return
+    if agent.held_back:
+        _withdraw(step)
+    elif _start(step):
+        _give_back(step)
+
+
+def _tell(step: Step) -> bool:
+    """Tell those that depend on a conversation how it stands now (E2)."""
+    agent = step.agent
+    while agent.untold:
+        if not step.may_change():
+            return False
+        conversation_id, watcher = agent.untold[0]
+        outcome = agent.standing_of(conversation_id)
+        step.messages.append(
+            Resolved(
+                at=step.at,
+                sender=step.sender(),
+                agent_id=watcher.agent_id,
+                trigger_id=watcher.trigger_id,
+                dependency_agent_id=agent.agent_id,
+                conversation_id=conversation_id,
+                outcome=outcome,
+            )
+        )
+        step.emit(
+            events.Told(
+                conversation_id=conversation_id,
+                watcher_agent_id=watcher.agent_id,
+                trigger_id=watcher.trigger_id,
+                outcome=outcome,
+            )
+        )
+    return True
+
+
+def _place(step: Step) -> bool:
+    """Who has become available takes a place in its conversation; an interrupt the one behind the running attempt."""
+    agent = step.agent
+    while agent.unplaced and agent.unplaced[0].available_at <= step.at:
+        if not step.may_change():
+            return False
+        row = agent.triggers[agent.unplaced[0].id.decode()]
+        interrupts = row.on_busy == "interrupt" and agent.lines[row.conversation_id].running is not None
+        step.emit(events.Placed(trigger_id=row.trigger_id, place=(0 if interrupts else 1, agent.row.places + 1)))
+    return True
+
+
+def _refuse_hopeless(step: Step) -> bool:
+    """Asks and forces that can't even ask their site."""
+    agent = step.agent
+    for key in list(agent.urgent):
+        row = agent.triggers[key.id.decode()]
+        code = None
+        if row.claim_state is None:
+            if agent.lines[row.conversation_id].head != row.trigger_id:
+                code = "conversation_busy"
+            elif agent.held_back:
+                code = "agent_paused"
+            elif row.site_id in agent.mute:
+                code = "site_not_answering"
+        if code is not None:
+            if not step.may_change():
+                return False
+            step.emit(events.RefusedLater(trigger_id=row.trigger_id, code=code))
+    return True
+
+
+def _withdraw(step: Step) -> None:
+    """A paused agent keeps no claim from others."""
+    agent = step.agent
+    while agent.claimed:
+        if not step.may_change():
+            return
+        row = agent.triggers[agent.claimed[0][1]]
+        end_claim(step, row, "agent_paused")
+        if row.is_urgent:
+            step.emit(events.RefusedLater(trigger_id=row.trigger_id, code="agent_paused"))
+
+
+def _oldest_waiter(agent: Agent, at: int) -> OrderKey | None:
+    """The oldest that could start or ask now, if there is room for it."""
+    budget = agent.row.run_budget
+    idle = agent.oldest_idle(at) if agent.budget_left else None
+    held = agent.held[0] if agent.held and budget != 0 else None
+    return min((key for key in (idle, held) if key is not None), default=None)
+
+
+def _start(step: Step) -> bool:
+    """Slots, to the oldest; whether the step had room for all of it."""
+    agent = step.agent
+    while True:
+        key = _oldest_waiter(agent, step.at)
+        if key is not None and agent.room_for(key):
+            if not step.may_change():
+                return False
+            row = agent.triggers[key.id.decode()]
+            if row.expires_at is not None and row.expires_at <= step.at:  # its timer has not come yet (E5)
+                end_claim(step, row, "expired")
+                step.emit(events.Expired(trigger_id=row.trigger_id))
+            else:
+                _go(step, row)
+            continue
+        if not agent.urgent:
+            return True
+        if not step.may_change():
+            return False
+        row = agent.triggers[agent.urgent[0].id.decode()]
+        forces = row.on_busy == "force" and not agent.is_serial
+        if forces and agent.may_force and agent.row.run_budget != 0:
+            _go(step, row)
+        else:
+            code = "force_limit_reached" if forces else "agent_parallelism_limit_reached"
+            if agent.row.run_budget == 0:
+                code = "run_budget_used_up"
+            end_claim(step, row, code)
+            step.emit(events.RefusedLater(trigger_id=row.trigger_id, code=code))
+
+
+def _go(step: Step, row: TriggerRow) -> None:
+    """Start it, or ask its site first."""
+    if row.site_id is None or row.claim_state == "held":
+        _dispatch(step, row)
+    else:
+        _claim(step, row, row.site_id)
+
+
+def _claim(step: Step, row: TriggerRow, site_id: str) -> None:
+    agent = step.agent
+    n = agent.row.claims + 1
+    step.messages.append(
+        Claim(
+            at=step.at,
+            sender=step.sender(),
+            site=site_id,
+            agent_id=agent.agent_id,
+            trigger_id=row.trigger_id,
+            n=n,
+            key=ClaimKey(available_at=row.available_at, created_at=row.created_at, id=row.trigger_id),
+            accepted_at=row.accepted_at,
+            worker=row.worker,
+            environment_id=row.environment_id,
+            path=row.folder,
+            organization_id=row.organization_id,
+            department_id=row.department_id,
+            ask=row.is_urgent,
+        )
+    )
+    step.emit(events.Claimed(trigger_id=row.trigger_id, n=n, site=site_id))
+
+
+def _give_back(step: Step) -> None:
+    """Grants that came too late go back, so that others can use them; after K times the oldest keeps its own."""
+    agent = step.agent
+    oldest = _oldest_waiter(agent, step.at)
+    for key in list(agent.held):
+        if agent.has_room and agent.row.run_budget != 0:
+            return
+        row = agent.triggers[key.id.decode()]
+        if key == oldest and row.late >= limits.LATE_GRANTS_MAX and agent.row.run_budget != 0:
+            continue
+        if not step.may_change():
+            return
+        end_claim(step, row, "run_budget_used_up" if agent.row.run_budget == 0 else "agent_parallelism_limit_reached")
+
+
+def _dispatch(step: Step, row: TriggerRow) -> None:
+    agent = step.agent
+    execution_id = f"{execution_prefix(agent.agent_id)}-{step.seq}-{len(step.emitted)}"
+    slot_number = agent.free_slot()
+    forced = not agent.has_room
+    lease_until = step.at + (row.timeout_seconds + limits.LEASE_GRACE_SECONDS) * SECOND
+    step.emit(
+        events.Dispatched(
+            trigger_id=row.trigger_id,
+            execution_id=execution_id,
+            attempt=row.attempt + 1,
+            slot_number=slot_number,
+            forced=forced,
+            lease_until=lease_until,
+        )
+    )
+    step.outputs.append(
+        dispatches.Dispatch(
+            execution_id=execution_id,
+            trigger_id=row.trigger_id,
+            agent_id=agent.agent_id,
+            conversation_id=row.conversation_id,
+            attempt=row.attempt,
+            max_attempts=row.max_attempts,
+            slot_number=slot_number,
+            forced=forced,
+            kind=row.kind,
+            site=row.site_id,
+            environment_id=row.environment_id,
+            folder=row.folder,
+            degraded=row.degraded,
+            execution_class=row.execution_class,
+            timeout_seconds=row.timeout_seconds,
+            heartbeat_seconds=row.heartbeat_seconds,
+            lease_until=lease_until,
+            dispatched_at=step.at,
+        )
+    )

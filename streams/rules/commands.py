@@ -1,0 +1,50 @@
+"""Everything that an agent's decider handles: from topics, from other deciders, and from its own partition."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from streams.rules.messages import (
+    Approve,
+    Archive,
+    Configure,
+    Continue,
+    Invalid,
+    Park,
+    Pause,
+    Reschedule,
+    Resume,
+    ResumeTrigger,
+    Status,
+    Stop,
+    Timer,
+    Trigger,
+)
+from streams.rules.site_messages import Degraded, Denied, Granted, Recall, Resolved, Waiting, Watch
+
+SiteAnswer = Granted | Waiting | Denied | Recall | Degraded
+
+AgentCommand = Annotated[
+    Trigger
+    | Stop
+    | Status
+    | Configure
+    | Pause
+    | Resume
+    | Archive
+    | Approve
+    | Reschedule
+    | ResumeTrigger
+    | Granted
+    | Waiting
+    | Denied
+    | Recall
+    | Degraded
+    | Watch
+    | Resolved
+    | Invalid
+    | Timer
+    | Continue
+    | Park,
+    Field(discriminator="type"),
+]

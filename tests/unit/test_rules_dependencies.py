@@ -1,0 +1,254 @@
+"""E2, E3: triggers that wait for conversations of any agent, and for a person."""
+
+import pytest
+
+from streams.rules import events
+from streams.rules.limits import CONVERSATION_SECONDS
+from tests.driving import Driven, Json, at_seconds
+
+
+def needs(*conversations: tuple[str, str]) -> Json:
+    return {
+        "depends_on": [{"agent_id": agent, "conversation_id": conversation} for agent, conversation in conversations]
+    }
+
+
+def outcomes(driven: Driven, id: str = "w", agent_id: str = "A") -> tuple[str | None, ...]:
+    return driven.agent(agent_id).triggers[id].outcomes
+
+
+@pytest.mark.parametrize("agent_id", ["B", "A"])
+def test_it_is_eligible_once_the_other_conversation_has_finished(agent_id: str) -> None:
+    """E2: on any agent, its own among them."""
+    driven = Driven("unlimited")
+    driven.trigger("b1", agent_id, conversation_id="c")
+    driven.trigger("w", **needs((agent_id, "c")))
+    assert outcomes(driven) == (None,)
+    driven.trigger("b2", agent_id, conversation_id="c")
+    driven.finish("b1", agent_id)
+    assert "w" not in driven.running(), "it still has a live trigger"
+    driven.finish("b2", agent_id)
+    assert "w" in driven.running()
+    driven.check()
+
+
+def test_it_waits_for_all_of_them() -> None:
+    """E2."""
+    driven = Driven()
+    for agent_id in ("B", "C"):
+        driven.trigger("x", agent_id, conversation_id="c")
+    driven.trigger("w", **needs(("B", "c"), ("C", "c")))
+    driven.finish("x", "B")
+    assert driven.running() == []
+    driven.finish("x", "C")
+    assert driven.running() == ["w"]
+    driven.check()
+
+
+def test_what_had_finished_before_counts() -> None:
+    """E2: the conversation's row is asked."""
+    driven = Driven()
+    driven.trigger("b1", "B", conversation_id="c")
+    driven.finish("b1", "B")
+    driven.trigger("w", **needs(("B", "c")))
+    assert driven.running() == ["w"]
+    assert driven.agent("B").watches == {}, "nothing is kept for who knows"
+    driven.check()
+
+
+@pytest.mark.parametrize("how", ["failed", "stopped", "expired"])
+@pytest.mark.parametrize("release", ["approve", "stop", "succeeds"])
+def test_one_that_failed_blocks_until_a_person_decides_or_it_succeeds(how: str, release: str) -> None:
+    """E2: dependency_failed; expired counts as stopped."""
+    driven = Driven()
+    driven.trigger("r", "B")
+    driven.trigger(
+        "b1", "B", conversation_id="c", max_attempts=1, expires_at=at_seconds(5) if how == "expired" else None
+    )
+    driven.trigger("w", **needs(("B", "c")))
+    if how == "expired":
+        driven.advance(5)
+    elif how == "stopped":
+        driven.stop("b1", "B")
+    else:
+        driven.finish("r", "B")
+        driven.fail("b1", "B")
+    assert outcomes(driven) == ("failed" if how == "failed" else "stopped",)
+    driven.trigger("other")
+    assert driven.running() == ["other"], "who is blocked holds up nobody (C3)"
+    driven.finish("other")
+    if release == "approve":
+        assert driven.control("approve", trigger_id="w").refusal is None
+        assert driven.running() == ["w"]
+    elif release == "stop":
+        driven.stop("w")
+        assert driven.final("w") == "stopped"
+    else:
+        driven.trigger("b2", "B", conversation_id="c")
+        if how != "failed":
+            driven.finish("r", "B")
+        assert outcomes(driven) == (None,)
+        driven.finish("b2", "B")
+        assert driven.running() == ["w"]
+    driven.check()
+
+
+def test_one_never_heard_of_or_forgotten_is_waited_for() -> None:
+    """E2: dependency_unknown; approving doesn't make it up."""
+    driven = Driven()
+    driven.trigger("w", **needs(("B", "c")))
+    assert outcomes(driven) == ("unknown",)
+    driven.control("approve", trigger_id="w")
+    assert driven.running() == []
+    driven.trigger("b1", "B", conversation_id="c")
+    assert outcomes(driven) == (None,)
+    driven.finish("b1", "B")
+    assert driven.running() == ["w"]
+    driven.finish("w")
+    driven.advance(CONVERSATION_SECONDS + 1)
+    driven.trigger("w2", **needs(("B", "c")))
+    assert outcomes(driven, "w2") == ("unknown",)
+    driven.check()
+
+
+def test_cycles_wait_and_hold_up_nobody() -> None:
+    """E2."""
+    driven = Driven()
+    driven.trigger("a", conversation_id="ca", **needs(("B", "cb")))
+    driven.trigger("b", "B", conversation_id="cb", **needs(("A", "ca")))
+    driven.trigger("self", "C", conversation_id="cc", **needs(("C", "cc")))
+    driven.trigger("plain")
+    driven.trigger("plain", "B")
+    assert (driven.running(), driven.running("B"), driven.running("C")) == (["plain"], ["plain"], [])
+    driven.stop("a")
+    assert outcomes(driven, "b", "B") == ("stopped",)
+    driven.check()
+
+
+def test_once_it_has_its_place_what_happens_later_changes_nothing() -> None:
+    """E2, B6: a place is for good."""
+    driven = Driven()
+    driven.trigger("r")
+    driven.trigger("w", **needs(("B", "c")))
+    driven.trigger("b1", "B", conversation_id="c")
+    driven.finish("b1", "B")
+    driven.trigger("b2", "B", conversation_id="c", max_attempts=1)
+    driven.fail("b2", "B")
+    driven.finish("r")
+    assert driven.running() == ["w"]
+    driven.check()
+
+
+def test_one_that_is_blocked_holds_no_place_in_its_conversation() -> None:
+    """B6: later ones of the conversation go first; it comes when it may."""
+    driven = Driven()
+    driven.trigger("w", conversation_id="c", **needs(("B", "x")))
+    driven.trigger("p", conversation_id="c", approval_required=True)
+    driven.advance(1)
+    driven.trigger("t", conversation_id="c")
+    assert driven.running() == ["t"]
+    driven.control("approve", trigger_id="p")
+    driven.finish("t")
+    assert driven.running() == ["p"]
+    driven.check()
+
+
+def test_approval_keeps_the_order_of_what_was_asked_first() -> None:
+    """E3, C1: with its own key."""
+    driven = Driven()
+    driven.trigger("r")
+    driven.trigger("needs", approval_required=True)
+    driven.advance(1)
+    driven.trigger("younger")
+    driven.control("approve", trigger_id="needs")
+    driven.finish("r")
+    assert driven.running() == ["needs"]
+    again = driven.control("approve", trigger_id="younger")
+    assert again.ignored is not None
+    assert again.ignored.reason == "unchanged"
+    driven.fail("needs")
+    driven.advance(60)
+    driven.finish("younger")
+    assert driven.running() == ["needs"], "its retry needs no other approval"
+    driven.check()
+
+
+@pytest.mark.parametrize("state", ["running", "paused", "finished", "unknown"])
+def test_approving_what_does_not_wait_has_no_effect(state: str) -> None:
+    """E3, F7."""
+    driven = Driven()
+    driven.configure()
+    if state != "unknown":
+        driven.trigger("t1")
+    if state in ("paused", "finished"):
+        driven.status("t1", state)
+    decision = driven.control("approve", trigger_id="t1")
+    if state == "unknown":
+        assert decision.refusal is not None
+        assert decision.refusal.code == "trigger_unknown"
+    else:
+        assert decision.ignored is not None
+        assert decision.ignored.reason == ("already_final" if state == "finished" else "unchanged")
+
+
+def test_approval_and_dependencies_are_both_needed() -> None:
+    """E2, E3."""
+    driven = Driven()
+    driven.trigger("b1", "B", conversation_id="c")
+    driven.trigger("w", approval_required=True, **needs(("B", "c")))
+    driven.control("approve", trigger_id="w")
+    assert driven.running() == []
+    driven.finish("b1", "B")
+    assert driven.running() == ["w"]
+    driven.check()
+
+
+def test_several_watchers_are_told_in_the_same_order_after_a_restart() -> None:
+    """I8: the log alone says what follows, not the order in which rows are loaded."""
+    told = []
+    for crashes in (False, True):
+        driven = Driven("unlimited")
+        driven.trigger("b1", "B", conversation_id="c")
+        for id in ("z", "m", "a"):
+            driven.trigger(id, **needs(("B", "c")))
+        if crashes:
+            driven.rows = dict(sorted(driven.rows.items()))
+            driven.crash()
+        driven.finish("b1", "B")
+        told.append([event.trigger_id for event in driven.events_of(events.Told)])
+        driven.check()
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_a_crash_between_any_two_messages_changes_nothing(step: int) -> None:
+    """F1: watches and outcomes are rows."""
+    driven = Driven(delivers=False)
+    driven.trigger("b1", "B", conversation_id="c")
+    driven.trigger("w", **needs(("B", "c")))
+    done = 0
+    while driven.undelivered or driven.running("B"):
+        if done == step:
+            driven.crash()
+        if driven.undelivered:
+            driven.deliver()
+        else:
+            driven.finish("b1", "B")
+        driven.check()
+        done += 1
+    assert driven.running() == ["w"]
+
+
+def test_a_hundred_dependencies_and_thousands_of_watchers_are_told_in_bounded_steps() -> None:
+    """F1: a step makes at most 50 changes."""
+    driven = Driven("unlimited", verified=False)
+    driven.trigger("b1", "B", conversation_id="c")
+    with driven.held():
+        for number in range(300):
+            driven.trigger(f"w{number}", **needs(("B", "c")))
+    before = len(driven.decisions)
+    driven.finish("b1", "B")
+    told = [[e for e in d.events if isinstance(e, events.Told)] for d in driven.decisions[before:] if d.agent_id == "B"]
+    assert [len(some) for some in told if some] == [50] * 6
+    assert len(driven.running()) == 300
+    driven.check()
