@@ -287,7 +287,8 @@ class Partition:
             command = command.model_copy(update={"repeats": step.repeats})
         command_id = command.id if isinstance(command, Trigger | Stop | Control | Invalid) else None
         settles = tuple(step.settles)
-        if command_id is not None and command_id not in settles and not self._is_open(agent, command):
+        is_open = step.refusal is None and self._is_open(agent, command)
+        if command_id is not None and command_id not in settles and not is_open:
             settles = (command_id, *settles)
         decision = events.Decision(
             agent_id=agent.agent_id,

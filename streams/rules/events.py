@@ -98,13 +98,21 @@ class AgentResumed(Written):
 
 
 class RefusedLater(Written):
-    """An ask or force that had to wait for its site's answer could not start: it leaves nothing behind."""
+    """An ask or force that had to wait for its site's answer could not start: it leaves nothing behind.
+
+    It says the same as a refusal at once. holders: of what ``code`` names, at the site if it is the site's.
+    """
 
     type: Literal["refused"] = "refused"
     trigger_id: Id
     code: str
-    holders: tuple[Id, ...] = ()
+    holders: Annotated[tuple[Id, ...], Field(max_length=limits.HOLDERS_MAX)] = ()
     holders_count: Count = 0
+    running: Count = 0
+    limit: ParallelismLimit | None = None
+    waiting: Count = 0
+    position_if_queued: Count | None = None
+    force_allowed: StrictBool = False
 
 
 class Watched(Written):
@@ -370,7 +378,6 @@ REFUSAL_CODES: Final = (
     "trigger_id_conflict",
     "agent_not_found",
     "agent_archived",
-    "not_supported_yet",
     "agent_parallelism_limit_unsupported",
     "trigger_unknown",
     "agent_paused",

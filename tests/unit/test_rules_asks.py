@@ -409,3 +409,42 @@ def test_a_run_budget_is_spent_by_attempts_and_holds_back_the_rest() -> None:
     driven.configure(run_budget=None)
     assert driven.running() == ["t2", "t3", "t4"]
     driven.check()
+
+
+# Asks of sites, B3, F8
+
+
+def test_a_refusal_that_comes_later_has_the_counts_of_one_at_once() -> None:
+    """B3: those who wait with it are counted, it itself is not; an agent's holders are its running triggers."""
+    driven = Driven(2, delivers=False)
+    for id in ("t1", "t2"):
+        driven.trigger(id, worker=True, **PERSON, on_busy="ask")
+    driven.trigger("queued", created_at=at_seconds(10))
+    driven.configure(parallelism_limit=1)
+    driven.delivers = True
+    driven.deliver()
+    driven.site_control("gate", scope="organization", name="o", enabled=True)
+    assert driven.running() == ["t1"]
+    [refused] = driven.events_of(events.RefusedLater)
+    assert (refused.code, refused.holders, refused.holders_count) == ("agent_parallelism_limit_reached", ("t1",), 1)
+    assert (refused.running, refused.limit, refused.waiting) == (1, 1, 1)
+    assert (refused.position_if_queued, refused.force_allowed) == (1, True)
+    driven.check()
+
+
+def test_a_repeat_of_an_ask_under_way_is_answered_with_it_and_a_conflict_at_once() -> None:
+    """F8: whoever sent other content with its id must not be given the answer of the site."""
+    driven = Driven(delivers=False)
+    driven.trigger("t1", worker=True, **PERSON, on_busy="ask")
+    repeat = driven.trigger("t1", worker=True, **PERSON, on_busy="ask")
+    conflict = driven.trigger("t1", worker=True, **PERSON, on_busy="ask", message="other")
+    assert repeat.ignored is not None
+    assert (repeat.ignored.reason, repeat.settles) == ("duplicate", ())
+    assert conflict.refusal is not None
+    assert (conflict.refusal.code, conflict.settles) == ("trigger_id_conflict", ("t1",))
+    driven.delivers = True
+    driven.deliver()
+    driven.site_control("gate", scope="organization", name="o", enabled=True)
+    assert driven.running() == ["t1"]
+    assert [decision.settles for decision in driven.decisions if decision.command.type == "granted"] == [("t1",)]
+    driven.check()

@@ -193,6 +193,8 @@ def test_an_ask_never_waits_at_its_site(on_busy: str) -> None:
     assert (decision.refusal, decision.settles) == (None, ())
     [refused] = driven.events_of(events.RefusedLater)
     assert (refused.code, refused.holders, refused.holders_count) == ("site_workers_busy", ("t1",), 1)
+    assert (refused.running, refused.limit, refused.waiting) == (0, 1, 0)
+    assert (refused.position_if_queued, refused.force_allowed) == (1, False)
     assert driven.last.settles == ("t2",)
     assert list(driven.site().claims) == [("A", "t1")]
     agent = driven.agent("B")

@@ -5,7 +5,7 @@ from typing import Final
 from pydantic import TypeAdapter
 
 from streams.rules import events
-from streams.rules.agent.step import Step, end_claim
+from streams.rules.agent.step import Step, end_claim, refuse_later
 from streams.rules.commands import SiteAnswer
 from streams.rules.site_messages import Degraded, Denied, Granted, Recall, Resolved, Waiting, Watch
 
@@ -24,14 +24,8 @@ def site_answer(step: Step, answer: SiteAnswer) -> None:
             step.emit(events.ClaimWaiting(trigger_id=answer.trigger_id, n=answer.n, reason=reason))
         case Denied() if open_claim:
             step.emit(events.Returned(trigger_id=answer.trigger_id, n=answer.n, started=False, reason=answer.reason))
-            step.emit(
-                events.RefusedLater(
-                    trigger_id=answer.trigger_id,
-                    code=answer.reason,
-                    holders=answer.holders,
-                    holders_count=answer.holders_count,
-                )
-            )
+            assert row is not None
+            refuse_later(step, row, answer.reason, answer.holders, answer.holders_count)
         case Recall() if row is not None and row.claim_n == answer.n and row.claim_state == "held":
             end_claim(step, row, "recalled")
         case Degraded() if row is not None and row.claim_n == answer.n:

@@ -26,6 +26,7 @@ from streams.rules.agent.step import (
     execution_id_of,
     execution_prefix,
     refuse,
+    refuse_later,
 )
 from streams.rules.backoff import backoff_microseconds
 from streams.rules.commands import AgentCommand
@@ -221,7 +222,7 @@ def _timer(step: Step, timer: Timer) -> None:
 
 def _not_answered(step: Step, row: TriggerRow) -> None:
     end_claim(step, row, "site_not_answering")
-    step.emit(events.RefusedLater(trigger_id=row.trigger_id, code="site_not_answering"))
+    refuse_later(step, row, "site_not_answering")
 
 
 def _revoke(step: Step, row: TriggerRow, reason: str) -> None:

@@ -313,5 +313,5 @@ def settle(
         agent.remember(kind, command.id, RememberedRow(digest, seq, state, at))
 
 
-NEVER_REMEMBERED: Final = frozenset({"request_expired", "not_supported_yet", "invalid_record", "trigger_id_conflict"})
+NEVER_REMEMBERED: Final = frozenset({"request_expired", "invalid_record", "trigger_id_conflict"})
 """Asking again may get another answer; a conflict must not replace the answer that it conflicts with."""

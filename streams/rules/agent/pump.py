@@ -7,7 +7,7 @@ ask or force can still act: those are never left waiting.
 from streams.rules import dispatches, events, limits
 from streams.rules.agent.rows import TriggerRow
 from streams.rules.agent.state import Agent
-from streams.rules.agent.step import Step, end_claim, execution_prefix
+from streams.rules.agent.step import Step, end_claim, execution_prefix, refuse_later
 from streams.rules.order import SECOND, OrderKey
 from streams.rules.site_messages import Claim, ClaimKey, Resolved
 
@@ -83,7 +83,7 @@ def _refuse_hopeless(step: Step) -> bool:
         if code is not None:
             if not step.may_change():
                 return False
-            step.emit(events.RefusedLater(trigger_id=row.trigger_id, code=code))
+            refuse_later(step, row, code)
     return True
 
 
@@ -96,7 +96,7 @@ def _withdraw(step: Step) -> None:
         row = agent.triggers[agent.claimed[0][1]]
         end_claim(step, row, "agent_paused")
         if row.is_urgent:
-            step.emit(events.RefusedLater(trigger_id=row.trigger_id, code="agent_paused"))
+            refuse_later(step, row, "agent_paused")
 
 
 def _oldest_waiter(agent: Agent, at: int) -> OrderKey | None:
@@ -135,7 +135,7 @@ def _start(step: Step) -> bool:
             if agent.row.run_budget == 0:
                 code = "run_budget_used_up"
             end_claim(step, row, code)
-            step.emit(events.RefusedLater(trigger_id=row.trigger_id, code=code))
+            refuse_later(step, row, code)
 
 
 def _go(step: Step, row: TriggerRow) -> None:

@@ -100,6 +100,28 @@ def refuse(
     )
 
 
+def refuse_later(
+    step: Step, row: TriggerRow, code: str, holders: tuple[str, ...] | None = None, holders_count: int = 0
+) -> None:
+    """Refuse an ask or force that waited for its site. ``holders``: those at the site; None: those that run."""
+    agent = step.agent
+    may_force = code == "agent_parallelism_limit_reached" and agent.may_force
+    refusal = refuse(agent, code, key=(row.available_at, row.created_at, row.trigger_id), force=may_force)
+    step.emit(
+        events.RefusedLater(
+            trigger_id=row.trigger_id,
+            code=code,
+            holders=refusal.holders if holders is None else holders,
+            holders_count=refusal.holders_count if holders is None else holders_count,
+            running=refusal.running,
+            limit=refusal.limit,
+            waiting=refusal.waiting - 1,  # it has not left the queue yet
+            position_if_queued=refusal.position_if_queued,
+            force_allowed=may_force,
+        )
+    )
+
+
 def execution_id_of(row: TriggerRow) -> str:
     assert row.execution_id is not None
     return row.execution_id
