@@ -62,12 +62,16 @@ class RuleFailure(Exception):  # noqa: N818 - it reads as what it is
             where = f"{record.topic}/{record.partition}@{record.offset}"
         elif agent_id is not None:
             where = f"a timer of agent {agent_id!r}"
-        else:
+        elif site_id is not None:
             where = f"left-over work of site {site_id!r}"
+        else:
+            where = "what timers and left-over work wrote"
         super().__init__(f"the rules failed on {where}: {type(error).__name__}: {error}")
         self.record = record
         self.agent_id = agent_id
-        """Whose timer or left-over work it was; None, and no record: a site's, which can't be parked."""
+        """Whose timer or left-over work it was."""
+        self.site_id = site_id
+        """Whose left-over work it was; a site can't be parked."""
 
 
 class RowsMissing(Exception):  # noqa: N818 - it reads as what it is

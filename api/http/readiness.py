@@ -192,8 +192,8 @@ class Readiness:
     def _of_partition(self, number: int, said: dict[str, Any]) -> list[str]:
         stopped = said["stopped_at"]
         if stopped is not None:
-            where = f"{stopped['topic']} partition {stopped['partition']} offset {stopped['offset']}"
-            return [f"partition {number} stands still at {where}: {stopped['error']}"]
+            where = f" at {stopped['topic']} partition {stopped['partition']} offset {stopped['offset']}"
+            return [f"partition {number} stands still{where if stopped['topic'] else ''}: {stopped['error']}"]
         if said["state"] == "unowned":
             return [f"partition {number} is owned by no worker"]
         if said["state"] != "running":

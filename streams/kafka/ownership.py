@@ -19,7 +19,9 @@ outage must win against the lease that ran out meanwhile.
 When the rules fail (a bug), the state in memory is worthless. It is thrown away and restored, and the partition goes on
 with one record or one timer a transaction, until it is past what failed. When a record fails all alone, the partition
 stands still, keeps its writer, shows where it stands, and goes on when ``skip_record`` has moved its position. When a
-timer fails all alone, its agent is parked. Nothing is ever skipped by itself.
+timer fails all alone, its agent is parked. A site can't be parked, because its claims must be answered and its folders
+given on: when what an earlier step of it left over fails all alone, the partition stands still until workers come in
+which the bug is mended. Nothing is ever skipped by itself.
 
 Everything else is raised out of ``run``: a commit that failed, an input that doesn't follow, rows or positions that
 can't be right, Kafka being away. The membership decides whether that ends the process or only this ownership. Whoever
@@ -82,12 +84,18 @@ State = Literal["restoring", "running", "stopped", "clock_behind"]
 
 
 class StoppedAt(TypedDict):
-    """Where a partition stands still."""
+    """Where a partition stands still: at a record, at what is left over of a site, or at an agent that can't be parked.
 
-    topic: str
+    What it isn't is None. ``advice``: what to do, a sentence for people.
+    """
+
+    topic: str | None
     partition: int
-    offset: int
+    offset: int | None
+    site: str | None
+    agent_id: str | None
     error: str
+    advice: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +142,14 @@ class Ownership:
     async def run(self) -> None:
         """Own the partition until it is released. Raises what must stop the process."""
         to_park: RuleFailure | None = None
-        parked: tuple[str | None, dict[str, int]] | None = None
+        parked: tuple[str, dict[str, int]] | None = None
         while not self.is_released:
             restored = await self._restore()
             try:
                 if to_park is not None:
+                    assert to_park.agent_id is not None
                     attempt = to_park.agent_id, dict(restored.partition.positions)
-                    if to_park.agent_id is None or parked == attempt:
+                    if parked == attempt:
                         await self._stand_still(to_park)  # it is parked, nothing came, and it fails all the same
                         return
                     parked = attempt
@@ -154,7 +163,7 @@ class Ownership:
                     self._suspect = failure
                     continue
                 self._suspect = None
-                if failure.record is None:
+                if failure.agent_id is not None:
                     to_park = failure
                 else:
                     await self._stand_still(failure)
@@ -348,12 +357,17 @@ class Ownership:
         """Wait until somebody has moved the position past the record, or the partition is released."""
         record = failure.record
         self.stopped_at = {
-            "topic": record.topic if record else f"(a timer of agent {failure.agent_id})",
+            "topic": record.topic if record else None,
             "partition": self.number,
-            "offset": record.offset if record else -1,
+            "offset": record.offset if record else None,
+            "site": failure.site_id,
+            "agent_id": failure.agent_id,
             "error": str(failure),
+            "advice": _advice(failure, self.number),
         }
-        self._log.error("partition_stopped", **_place(failure), error=str(failure))
+        self._log.error(
+            "partition_stopped", **_place(failure), error=str(failure), advice=_advice(failure, self.number)
+        )
         while not self.is_released:
             restored = await self._restore()
             self.state = "stopped"
@@ -453,6 +467,13 @@ async def _next_record(bootstrap: str, topic: str, number: int, positions: Mappi
 
 
 def _place(failure: RuleFailure) -> dict[str, object]:
+    if failure.record is not None:
+        return {"topic": failure.record.topic, "offset": failure.record.offset}
+    return {"site": failure.site_id} if failure.agent_id is None else {"agent_id": failure.agent_id}
+
+
+def _advice(failure: RuleFailure, number: int) -> str:
+    mend = "Nothing is lost. Start workers in which the bug is mended: they go on exactly here"
     if failure.record is None:
-        return {"agent_id": failure.agent_id}
-    return {"topic": failure.record.topic, "offset": failure.record.offset}
+        return f"{mend}. It can't be given up: what it leaves undone would never be done."
+    return f"{mend}. Or give the record up: berth skip {failure.record.topic} {number} {failure.record.offset}"

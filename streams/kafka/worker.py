@@ -99,7 +99,7 @@ async def run_worker(settings: Settings, make_partition: MakePartition | None = 
     if problems:
         return EXIT_SETUP
     if make_partition is None:
-        defaults = Defaults(parallelism_limit=settings.default_limit)
+        defaults = Defaults(settings.default_limit, settings.worker_pool_capacity)
         make_partition = partial(Partition, partitions=settings.partitions, defaults=defaults)
     return await Worker(settings, bootstrap, make_partition).run()
 
@@ -298,7 +298,10 @@ class Worker:
         if away > ASK_SECONDS_MAX + REPORT_SECONDS:
             reasons.append(f"Kafka has not answered for {away:.0f} s")
         for number, ownership in sorted(self.membership.owned.items()):
-            if ownership.state != "running":
+            stopped = ownership.stopped_at
+            if stopped is not None:
+                reasons.append(f"partition {number} is stopped: {stopped['error']}. {stopped['advice']}")
+            elif ownership.state != "running":
                 reasons.append(f"partition {number} is {ownership.state}")
         return reasons
 

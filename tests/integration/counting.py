@@ -7,10 +7,12 @@ Every output names the input record that caused it, so a test can account for ev
 ``fail together``   the rules fail on it, but not when it is the only one of its transaction
 ``timer AT_US``     a decision with ``"timer": key`` when AT_US is reached
 ``bad timer AT_US`` the rules fail in that timer until its agent (the key) is parked
+``bad site``        leaves something over of the site (the key): the rules fail on it unless COUNTING_IS_MENDED is set
 ``at AT_US``        counted, and the partition's last ``at`` becomes AT_US
 """
 
 import json
+import os
 from typing import Any
 
 from streams import DECISIONS, codec
@@ -27,6 +29,7 @@ class CountingPartition:
         self.positions: dict[str, int] = {}
         self.at_us = 0
         self.timers: dict[str, tuple[int, bool]] = {}
+        self.sites: dict[str, None] = {}
         self.changed: dict[bytes, bytes | None] = {}
         self.outputs: list[Output] = []
         self.position_changed = False
@@ -50,6 +53,8 @@ class CountingPartition:
                 self.at_us, self.positions = row.at, dict(row.positions)
                 continue
             kind, *name = json.loads(key)
+            if kind == "site":
+                self.sites[name[0]] = None
             if kind == "timer":
                 at_us, is_bad = json.loads(value)
                 self.timers[name[0]] = (at_us, is_bad)
@@ -62,6 +67,7 @@ class CountingPartition:
     def handle(self, record: Record, now_us: int) -> None:
         if record.offset < self.positions[record.topic]:
             return
+        self.work_off()
         words = (record.value or b"").decode().split()
         if words == ["fail"] or (words == ["fail", "together"] and self.outputs):
             raise RuleFailure(record, None, ZeroDivisionError("the test says so"))
@@ -71,6 +77,9 @@ class CountingPartition:
             self.set_timer(key, int(words[1]), is_bad=False)
         elif words[:2] == ["bad", "timer"]:
             self.set_timer(key, int(words[2]), is_bad=True)
+        elif words == ["bad", "site"]:
+            self.sites[key] = None
+            self.put(json.dumps(["site", key]).encode(), b"1")
         elif words[0] == "at":
             self.at_us = int(words[1])
         row = json.dumps(["count", key]).encode()
@@ -80,10 +89,21 @@ class CountingPartition:
         self.positions[record.topic] = record.offset + 1
         self.position_changed = True
 
+    def work_off(self) -> None:
+        for site in list(self.sites):
+            if "COUNTING_IS_MENDED" not in os.environ:
+                raise RuleFailure(None, None, ZeroDivisionError("the test says so"), site)
+            del self.sites[site]
+            self.put(json.dumps(["site", site]).encode(), None)
+            self.decide(site, site=site)
+
     def next_deadline_us(self) -> int | None:
+        if self.sites:
+            return 0
         return min((at_us for at_us, _ in self.timers.values()), default=None)
 
     def fire_timers(self, now_us: int, limit: int) -> int:
+        self.work_off()
         due = sorted((at_us, key) for key, (at_us, _) in self.timers.items() if at_us <= now_us)[:limit]
         for at_us, key in due:
             if self.timers[key][1]:

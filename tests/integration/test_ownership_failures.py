@@ -56,7 +56,9 @@ async def test_a_failing_rule_stops_its_partition_only_until_skipped(topics: Emb
 
         status, body = await worker.readiness()
         assert status == 503
-        assert body["reasons"] == ["partition 0 is stopped"]
+        (reason,) = body["reasons"]
+        assert reason.startswith("partition 0 is stopped: the rules failed on berth.triggers/0@1: ZeroDivisionError")
+        assert "berth skip berth.triggers 0 1" in reason
         where = body["partitions"]["0"]["stopped_at"]
         assert {name: where[name] for name in ("topic", "partition", "offset")} == {
             "topic": TRIGGERS.name,
@@ -123,6 +125,39 @@ async def test_a_rule_that_fails_in_a_timer_parks_its_agent_only(topics: Embedde
         assert next(value for value in found if "timer" in value)["timer"] == "good"
         assert of_input(found) == [0, 1, 2]
         await worker.ready()
+
+
+async def test_what_a_site_left_over_and_the_rules_fail_on_stops_its_partition_until_the_bug_is_mended(
+    topics: EmbeddedKafka,
+) -> None:
+    await send(topics.bootstrap, "bad site", key="hall")
+    await send(topics.bootstrap, "count")
+    async with workers(topics.bootstrap) as (worker,):
+        stopped = await worker.logged("partition_stopped")
+        assert (stopped["partition"], stopped["site"]) == (0, "hall")
+        await send(topics.bootstrap, "count", topic=STATUSES.name)
+        await send(topics.bootstrap, "count", partition=1)
+        await wait_for_decisions(topics.bootstrap, 1, lambda found: len(found) == 1)
+        status, body = await worker.readiness()
+        where = body["partitions"]["0"]["stopped_at"]
+        assert (status, where["topic"], where["offset"], where["site"]) == (503, None, None, "hall")
+        assert "mended" in where["advice"] and "can't be given up" in where["advice"]
+        assert body["reasons"] == [f"partition 0 is stopped: {where['error']}. {where['advice']}"]
+        assert "left-over work of site 'hall'" in where["error"]
+        await reported(topics.bootstrap, lambda record: record["partitions"]["0"]["stopped_at"] == where)
+        with pytest.raises(SkipRefused, match="Nothing was skipped"):
+            await skip_record(Settings(kafka=topics.bootstrap), TRIGGERS.name, 0, 0)
+        assert worker.is_running and worker.count("rules_failed") == 2, "once in company, once alone, and no loop"
+        found = await decisions(topics.bootstrap, 0)
+        assert [value["count"] for value in found if value.get("topic") == TRIGGERS.name][:1] == [1]
+        assert not [value for value in found if "site" in value]
+        assert await worker.stop() == 0, "it gives its partitions to others"
+    async with workers(topics.bootstrap, COUNTING_IS_MENDED="1") as (worker,):
+        await worker.ready()
+        found = await wait_for_decisions(topics.bootstrap, 0, lambda found: len(found) == 4)
+        said = [value.get("site", value.get("topic")) for value in found]
+        assert said[:2] == [TRIGGERS.name, "hall"], "what is left over comes before anything else"
+        assert sorted(said[2:]) == [STATUSES.name, TRIGGERS.name]
 
 
 async def test_timers_wait_for_what_was_there_at_take_over_and_fire_without_traffic(topics: EmbeddedKafka) -> None:
