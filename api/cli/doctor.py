@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.text import Text
 
 from api.cli.directory_lock import LOCK_FILE_NAME, cannot_write
-from api.cli.embedded_kafka import DISK_NEEDED_BYTES, USUAL_PORT
+from api.cli.embedded_kafka import USUAL_PORT
+from api.cli.embedded_server import DISK_NEEDED_BYTES
 from api.cli.kafka_jars import KAFKA_VERSION, KafkaJars
 from projections import schema
 from streams.kafka import topics

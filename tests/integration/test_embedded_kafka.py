@@ -23,7 +23,8 @@ from aiokafka.errors import KafkaError
 
 from api.cli.command_failed import CommandFailed
 from api.cli.directory_lock import LOCK_FILE_NAME
-from api.cli.embedded_kafka import DISK_NEEDED_BYTES, EmbeddedKafka
+from api.cli.embedded_kafka import EmbeddedKafka
+from api.cli.embedded_server import DISK_NEEDED_BYTES
 from tests.brokers import until
 from tests.conftest import unavailable
 
