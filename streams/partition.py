@@ -134,7 +134,7 @@ class Partition:
         for agent in self.agents.values():
             agent.loaded(now)
             self.remembered += len(agent.remembered)
-            if agent.row.todo is not None:
+            if agent.has_work:
                 self._unfinished[agent.agent_id] = None
         self._timers.rebuild(self.at)
 
@@ -270,7 +270,7 @@ class Partition:
         if step.has_decision:
             self.at = at
             self._write(agent, step, cause, via)
-        if agent.row.todo is not None:
+        if agent.has_work:
             self._unfinished[agent.agent_id] = None
         else:
             self._unfinished.pop(agent.agent_id, None)
@@ -286,29 +286,8 @@ class Partition:
         return isinstance(command, Trigger) and not agent.row.created
 
     def _write(self, agent: Agent, step: Step, cause: events.Cause, via: Via) -> None:
-        command = step.command
-        if step.repeats is not None:
-            command = command.model_copy(update={"repeats": step.repeats})
-        command_id = command.id if isinstance(command, Trigger | Stop | Control | Invalid) else None
-        settles = tuple(step.settles)
-        is_open = step.refusal is None and self._is_open(agent, command)
-        if command_id is not None and command_id not in settles and not is_open:
-            settles = (command_id, *settles)
-        decision = events.Decision(
-            agent_id=agent.agent_id,
-            seq=step.seq,
-            at=step.at,
-            via=via,
-            cause=cause,
-            command=command,
-            command_id=command_id,
-            settles=settles,
-            events=tuple(step.emitted),
-            refusal=step.refusal,
-            ignored=step.ignored,
-            policy=limits.POLICY,
-            prev=agent.row.prev,
-        )
+        decision = decision_of(agent, step, cause, via)
+        command_id, settles = decision.command_id, decision.settles
         value = events.write_decision(decision)
         agent.row.prev = hashlib.sha256(value).hexdigest()
         key = agent.agent_id.encode()
@@ -323,12 +302,6 @@ class Partition:
             if self._texts.pop(text_key, None) is not None:
                 self._changed_texts[text_key] = None
         agent.ended.clear()
-
-    @staticmethod
-    def _is_open(agent: Agent, command: AgentCommand) -> bool:
-        """Whether the sender of an ask or force has still to wait, for the answer of a site."""
-        row = agent.triggers.get(command.id) if isinstance(command, Trigger) else None
-        return row is not None and row.is_urgent and row.state == "waiting"
 
     def _for_runner(self, agent: Agent, output: RunnerOutput) -> bytes:
         value = output.__pydantic_serializer__.to_json(output, exclude_unset=True)
@@ -410,6 +383,39 @@ class Partition:
         deadline = oldest[-1].at + limits.REMEMBERED_SECONDS * SECOND
         self._decide_timer(agent, Timer(kind="forget", id="", deadline=deadline), now)
         return 1
+
+
+def decision_of(agent: Agent, step: Step, cause: events.Cause, via: Via) -> events.Decision:
+    """What is written of a step that has just been decided."""
+    command = step.command
+    if step.repeats is not None:
+        command = command.model_copy(update={"repeats": step.repeats})
+    command_id = command.id if isinstance(command, Trigger | Stop | Control | Invalid) else None
+    settles = tuple(step.settles)
+    is_open = step.refusal is None and _is_open(agent, command)
+    if command_id is not None and command_id not in settles and not is_open:
+        settles = (command_id, *settles)
+    return events.Decision(
+        agent_id=agent.agent_id,
+        seq=step.seq,
+        at=step.at,
+        via=via,
+        cause=cause,
+        command=command,
+        command_id=command_id,
+        settles=settles,
+        events=tuple(step.emitted),
+        refusal=step.refusal,
+        ignored=step.ignored,
+        policy=limits.POLICY,
+        prev=agent.row.prev,
+    )
+
+
+def _is_open(agent: Agent, command: AgentCommand) -> bool:
+    """Whether the sender of an ask or force has still to wait, for the answer of a site."""
+    row = agent.triggers.get(command.id) if isinstance(command, Trigger) else None
+    return row is not None and row.is_urgent and row.state == "waiting"
 
 
 def _cause(record: Record, command: AgentCommand | SiteCommand) -> events.Cause:

@@ -122,34 +122,38 @@ class Sites:
             self._unfinished.pop(site.site_id, None)
 
     def _write(self, site: Site, step: SiteStep, cause: events.Cause, via: Via) -> None:
-        command = step.command
-        if step.repeats is not None:
-            command = command.model_copy(update={"repeats": step.repeats})
-        command_id = command.id if isinstance(command, SiteControl | InvalidSite) else None
-        settles = () if command_id is None else (command_id,)
-        decision = SiteDecision(
-            site=site.site_id,
-            seq=step.seq,
-            at=step.at,
-            via=via,
-            cause=cause,
-            command=command,
-            command_id=command_id,
-            settles=settles,
-            events=tuple(step.emitted),
-            refusal=step.refusal,
-            ignored=step.ignored,
-            policy=limits.POLICY,
-            prev=site.row.prev,
-        )
+        decision = site_decision_of(site, step, cause, via)
         value = write_site_decision(decision)
         site.row.prev = hashlib.sha256(value).hexdigest()
-        headers = codec.decision_headers(command_id, settles)
+        headers = codec.decision_headers(decision.command_id, decision.settles)
         self._outputs.append(Output(SITE_DECISIONS.name, site.site_id.encode(), value, headers))
         self._outputs.extend(codec.write_message(message, self._partitions) for message in step.outputs)
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self.sites.values())
+
+
+def site_decision_of(site: Site, step: SiteStep, cause: events.Cause, via: Via) -> SiteDecision:
+    """What is written of a step that has just been decided."""
+    command = step.command
+    if step.repeats is not None:
+        command = command.model_copy(update={"repeats": step.repeats})
+    command_id = command.id if isinstance(command, SiteControl | InvalidSite) else None
+    return SiteDecision(
+        site=site.site_id,
+        seq=step.seq,
+        at=step.at,
+        via=via,
+        cause=cause,
+        command=command,
+        command_id=command_id,
+        settles=() if command_id is None else (command_id,),
+        events=tuple(step.emitted),
+        refusal=step.refusal,
+        ignored=step.ignored,
+        policy=limits.POLICY,
+        prev=site.row.prev,
+    )
 
 
 def read_site(value: bytes) -> SiteRow:
