@@ -15,9 +15,11 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 
 from projections.store import Batch, LogRecord, Position
-from streams import DEAD_LETTERS, DECISIONS, TEXTS
+from streams import DEAD_LETTERS, DECISIONS, SITE_DECISIONS, TEXTS
 
-TOPICS: Final = (DECISIONS, TEXTS, DEAD_LETTERS)
+TOPICS: Final = (DECISIONS, SITE_DECISIONS, TEXTS, DEAD_LETTERS)
+KEPT_FOR_EVER: Final = frozenset({DECISIONS.name, SITE_DECISIONS.name})
+"""What can't be made up for when it is gone."""
 FETCH_BYTES_MAX: Final = 2 * 1024 * 1024
 REQUEST_MILLISECONDS_MAX: Final = 10_000
 END_KNOWN_SECONDS: Final = 3.0
@@ -86,7 +88,7 @@ class Log:
                     f"Partition {number} of {topic} ends at offset {end}, and {offset} records of it were projected "
                     "before: the topic was made anew, or this is the Kafka of another deployment."
                 )
-            if offset < beginning and topic == DECISIONS.name:
+            if offset < beginning and topic in KEPT_FOR_EVER:
                 raise LogDoesNotFit(
                     f"Partition {number} of {topic} begins at offset {beginning}, and {offset} is to be projected "
                     "next: decisions were deleted, and without them the projections can't be built."

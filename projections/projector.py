@@ -34,8 +34,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from projections.log import Log, LogDoesNotFit
 from projections.row_types import CannotApply
 from projections.schema import SchemaRefused
-from projections.store import Applied, Batch, Moved, Position, Store
-from streams import DECISIONS
+from projections.store import Applied, Batch, Decider, Moved, Position, Store
+from streams import DECISIONS, SITE_DECISIONS
 
 EXIT_ASKED: Final = 0
 EXIT_CANNOT_APPLY: Final = 65
@@ -100,7 +100,7 @@ class Projector:
         self._port = port
         self._log: Log | None = None
         self._busy: asyncio.Future[Any] | None = None
-        self._snapshots_due: dict[str, None] = {}
+        self._snapshots_due: dict[Decider, None] = {}
         self._snapshot_not_before_seconds = 0.0
         self._retention_at_seconds = 0.0
         self._lag_records: int | None = None
@@ -204,7 +204,7 @@ class Projector:
     async def _begin(self, reader: Log) -> None:
         """Go on from the checkpoints, and make the snapshots that are due."""
         await reader.seek(await self._in_thread(self._store.positions, reader.wanted))
-        self._snapshots_due = dict.fromkeys(await self._in_thread(self._store.agents_without_snapshot))
+        self._snapshots_due = dict.fromkeys(await self._in_thread(self._store.without_snapshot))
 
     async def _follow(self) -> None:
         """Apply what comes, for ever. Raises what stands in the way."""
@@ -270,11 +270,11 @@ class Projector:
         """A snapshot if one is due and there is time, and what retention ends."""
         now = time.monotonic()
         if self._snapshots_due and (is_idle or now >= self._snapshot_not_before_seconds):
-            agent_id = next(iter(self._snapshots_due))
-            is_due_again = await self._in_thread(self._store.make_snapshot, agent_id)
-            del self._snapshots_due[agent_id]
+            decider = next(iter(self._snapshots_due))
+            is_due_again = await self._in_thread(self._store.make_snapshot, decider)
+            del self._snapshots_due[decider]
             if is_due_again:
-                self._snapshots_due[agent_id] = None
+                self._snapshots_due[decider] = None
             ended_seconds = time.monotonic()
             self._snapshot_not_before_seconds = ended_seconds + SNAPSHOT_PAUSES * (ended_seconds - now)
         if now - self._retention_at_seconds > RETENTION_SECONDS:
@@ -346,11 +346,8 @@ class Projector:
             "address": self.address,
             "state": self.state,
             "lag_records": self._lag_records,
-            "positions": {
-                str(partition): offset
-                for (topic, partition), offset in sorted(positions.items())
-                if topic == DECISIONS.name
-            },
+            "positions": _of_topic(positions, DECISIONS.name),
+            "site_positions": _of_topic(positions, SITE_DECISIONS.name),
             "stopped_at": self.stopped_at,
         }
 
@@ -385,6 +382,10 @@ class Projector:
 
 async def _answer_metrics(_request: web.Request) -> web.Response:
     return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _of_topic(positions: Mapping[Position, int], wanted: str) -> dict[str, int]:
+    return {str(partition): offset for (topic, partition), offset in sorted(positions.items()) if topic == wanted}
 
 
 def _named(positions: Mapping[Position, int]) -> dict[str, int]:

@@ -43,6 +43,8 @@ RETENTION_MARGIN: Final = timedelta(minutes=10)
 """Texts that end so soon may be gone on one side."""
 EXAMPLES_MAX: Final = 5
 REPLACED_SCHEMA: Final = "berth_replaced"
+_SNAPSHOTS: Final = {"agent_snapshots": "agent_id", "site_snapshots": "site"}
+"""Tables of snapshots, and whose each is."""
 _ENDING: Final = (("texts", TEXTS.name), ("dead_letters", DEAD_LETTERS.name))
 
 Report = Callable[[str, int, int], None]
@@ -164,11 +166,11 @@ async def _apply_until(reader: Log, store: Store, until: Mapping[Position, int],
 
 
 async def _make_snapshots(store: Store, report: Report) -> None:
-    due = await asyncio.to_thread(store.agents_without_snapshot)
-    for number, agent_id in enumerate(due, start=1):
-        while await asyncio.to_thread(store.make_snapshot, agent_id):
+    due = await asyncio.to_thread(store.without_snapshot)
+    for number, decider in enumerate(due, start=1):
+        while await asyncio.to_thread(store.make_snapshot, decider):
             pass
-        report("agents with snapshots", number, len(due))
+        report("agents and sites with snapshots", number, len(due))
 
 
 def _live_positions(live: Connection, reader: Log) -> dict[Position, int]:
@@ -216,7 +218,7 @@ def _compare(
 ) -> tuple[dict[str, int], list[Difference]]:
     compared: dict[str, int] = {}
     differences: list[Difference] = []
-    names = [*(table.name for table in TABLES), "agent_snapshots"]
+    names = [*(table.name for table in TABLES), *_SNAPSHOTS]
     for number, name in enumerate(names, start=1):
         report(f"tables, now {name}", number - 1, len(names))
         live, rebuilt = (_comparable(schema_name, name, beginnings, text_days) for schema_name in _BOTH)
@@ -247,9 +249,9 @@ def _comparable(schema_name: str, table: str, beginnings: Mapping[Position, int]
             where = sql.SQL("log_offset >= ({}::bigint[])[log_partition + 1] AND written_at > now() - {}").format(
                 sql.Literal(_by_partition(beginnings, topic)), sql.Literal(timedelta(days=text_days) - RETENTION_MARGIN)
             )
-    if table == "agent_snapshots":  # the live ones may still be to be made
-        where = sql.SQL("(agent_id, seq) IN (SELECT agent_id, seq FROM {})").format(
-            sql.Identifier(LIVE_SCHEMA, "agent_snapshots")
+    if table in _SNAPSHOTS:  # the live ones may still be to be made
+        where = sql.SQL("({id}, seq) IN (SELECT {id}, seq FROM {live})").format(
+            id=sql.Identifier(_SNAPSHOTS[table]), live=sql.Identifier(LIVE_SCHEMA, table)
         )
     columns = sql.SQL(", ").join(sql.Identifier(column) for column in _columns(table))
     source = sql.Identifier(schema_name, table)
@@ -261,8 +263,8 @@ def _all(schema_name: str, table: str) -> sql.Composed:
 
 
 def _columns(table: str) -> list[str]:
-    if table == "agent_snapshots":
-        return ["agent_id", "seq", "decided_at", "state"]
+    if table in _SNAPSHOTS:
+        return [_SNAPSHOTS[table], "seq", "decided_at", "state"]
     (columns,) = (known.columns for known in TABLES if known.name == table)
     return [column for column in columns if column != "snapshot_seq"]
 

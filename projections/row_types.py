@@ -5,12 +5,22 @@ from typing import Literal, NamedTuple
 
 TriggerState = Literal["waiting", "running", "paused", "finished", "failed", "stopped", "expired"]
 AttemptOutcome = Literal["finished", "failed", "lease_expired", "paused", "stopped"]
+ClaimState = Literal["asking", "standing", "held", "granted"]
 ConversationKey = tuple[str, str]
 """(agent_id, conversation_id)"""
 TriggerKey = tuple[str, str]
 """(agent_id, trigger_id)"""
 AttemptKey = tuple[str, str, str]
 """(agent_id, trigger_id, execution_id)"""
+DependencyKey = tuple[str, str, int]
+"""(agent_id, trigger_id, position in the trigger's list)"""
+GateScope = Literal["organization", "department"]
+GateKey = tuple[str, str, str]
+"""(site, scope, name)"""
+SiteClaimKey = tuple[str, str, str]
+"""(site, agent_id, trigger_id)"""
+DeletionKey = tuple[str, str, str]
+"""(site, environment_id, path)"""
 
 
 class CannotApply(Exception):  # noqa: N818 - it reads as what it is
@@ -22,6 +32,10 @@ class CannotApply(Exception):  # noqa: N818 - it reads as what it is
         self.partition = partition
         self.offset = offset
         self.why = why
+
+
+class DoesNotFit(Exception):  # noqa: N818 - it reads as what it is
+    """An event that doesn't fit the rows; whoever knows its position says so with CannotApply."""
 
 
 @dataclass(slots=True)
@@ -58,6 +72,13 @@ class AgentRow:
     refused: int = 0
     ignored: int = 0
     snapshot_seq: int = 0
+    paused_at: int | None = None
+    archived_at: int | None = None
+    parked_at: int | None = None
+    run_budget_at: int | None = None
+    asking: int = 0
+    standing: int = 0
+    held: int = 0
 
 
 @dataclass(slots=True)
@@ -116,6 +137,40 @@ class TriggerRow:
     ended_at: int | None = None
     end_reason: str | None = None
     replied_by: str | None = None
+    approval_required: bool = False
+    approved_at: int | None = None
+    approved_by: str | None = None
+    degraded: bool = False
+    dependencies: int = 0
+
+    @property
+    def needs_site(self) -> bool:
+        return self.worker or self.environment_id is not None
+
+
+@dataclass(slots=True)
+class DependencyRow:
+    agent_id: str
+    trigger_id: str
+    position: int
+    dependency_agent_id: str
+    dependency_conversation_id: str
+    outcome: str | None = None
+    told_at: int | None = None
+
+
+@dataclass(slots=True)
+class TriggerClaimRow:
+    agent_id: str
+    trigger_id: str
+    site: str
+    n: int | None
+    state: ClaimState | None
+    since: int
+    asked_at: int | None
+    reserves: bool
+    reason: str | None = None
+    late: int = 0
 
 
 @dataclass(slots=True)
@@ -138,8 +193,93 @@ class AttemptRow:
     retry_at: int | None = None
 
 
+@dataclass(slots=True)
+class SiteRow:
+    site: str
+    log_partition: int
+    seq: int
+    decided_at: int
+    created: bool = False
+    created_at: int | None = None
+    capacity: int = 0
+    capacity_at: int | None = None
+    paused: bool = False
+    paused_at: int | None = None
+    waiting: int = 0
+    granted: int = 0
+    workers: int = 0
+    snapshot_seq: int = 0
+
+
+@dataclass(slots=True)
+class SiteGateRow:
+    site: str
+    scope: GateScope
+    name: str
+    enabled: bool = True
+    disabled_at: int | None = None
+    run_budget: int | None = None
+    run_budget_at: int | None = None
+    budget_seq: int = 0
+
+
+@dataclass(slots=True)
+class SiteClaimRow:
+    site: str
+    agent_id: str
+    trigger_id: str
+    n: int
+    opened_at: int
+    available_at: int
+    created_at: int
+    accepted_at: int
+    worker: bool
+    environment_id: str | None
+    path: str | None
+    organization_id: str | None
+    department_id: str | None
+    granted_at: int | None = None
+    granted_seq: int | None = None
+    passed: int = 0
+    blocks_since: int | None = None
+    recalled_at: int | None = None
+    degraded: bool = False
+
+    @property
+    def gates(self) -> list[GateKey]:
+        """Keys of the gates that it has to pass, whether they have rows or not."""
+        found = []
+        if self.organization_id is not None:
+            found.append((self.site, "organization", self.organization_id))
+        if self.department_id is not None:
+            found.append((self.site, "department", self.department_id))
+        return found
+
+
+@dataclass(slots=True)
+class SiteDeletionRow:
+    site: str
+    environment_id: str
+    path: str
+    deleted_at: int
+
+
 class DecisionRow(NamedTuple):
     agent_id: str
+    seq: int
+    decided_at: int
+    log_partition: int
+    log_offset: int
+    command_type: str
+    command_id: str | None
+    settles: list[str]
+    refusal_code: str | None
+    ignored_reason: str | None
+    record: str
+
+
+class SiteDecisionRow(NamedTuple):
+    site: str
     seq: int
     decided_at: int
     log_partition: int

@@ -1,17 +1,18 @@
-"""The folded state of an agent after every 1,000th of its decisions: the past can be read without its beginning.
+"""The folded state of an agent or site after every 1,000th of its decisions: the past can be read from there.
 
 Pure. A snapshot is made of the one before and the decisions since, all of which the projections hold; so it may be made
 any time after its decision was applied, and is the same whenever that is.
 
-It holds the agent's settings and its live triggers, as the rules keep them: what a slot, a queue and a limit of the
-past are read from. Left out are the ids that the rules remember for days and the outcomes of conversations, which
-would make every snapshot of a busy agent as large as a week of its work, and the hash of the decision, which only the
-exact bytes give. Leases are those of the dispatch: signs of life are no decisions.
+It holds what slots, queues, limits, folders and pools of the past are read from: an agent's settings and its live
+triggers, a site's settings, gates, deletions and claims, as the rules keep them. Left out are the ids that the rules
+remember for days, the outcomes of conversations and who watches them, which would make every snapshot of a busy agent
+as large as a week of its work; work that a step left over, which is no event; and the hash of the decision, which only
+the exact bytes give. Leases are those of the dispatch: signs of life are no decisions.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -19,24 +20,54 @@ from streams.rules import events
 from streams.rules.agent.evolve import Origin, evolve
 from streams.rules.agent.rows import AgentRow, TriggerRow
 from streams.rules.agent.state import Agent
+from streams.rules.site import evolve as site_evolve
+from streams.rules.site.rows import ClaimRow, DeletionRow, GateRow, GateScope, SiteRow
+from streams.rules.site.state import Site, key_of
+from streams.rules.site_events import WalkNoted, read_site_decision
 
 SNAPSHOT_DECISIONS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a snapshot's JSON holds."""
+    """What an agent's snapshot holds as JSON."""
 
     agent: AgentRow
     triggers: list[TriggerRow]
 
 
+class StoredGate(NamedTuple):
+    scope: GateScope
+    name: str
+    gate: GateRow
+
+
+class StoredDeletion(NamedTuple):
+    environment_id: str
+    path: str
+    deletion: DeletionRow
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSite:
+    """What a site's snapshot holds as JSON."""
+
+    site: SiteRow
+    gates: list[StoredGate]
+    deletions: list[StoredDeletion]
+    claims: list[ClaimRow]
+
+
 _STORED: Final = TypeAdapter(Stored)
+_STORED_SITE: Final = TypeAdapter(StoredSite)
 
 
 def newest_due(seq: int) -> int:
     """The newest decision up to ``seq`` after which there is a snapshot; 0: none."""
     return seq - seq % SNAPSHOT_DECISIONS
+
+
+# Agents
 
 
 def read(agent_id: str, state: str | bytes | None) -> Agent:
@@ -58,17 +89,21 @@ def write(agent: Agent) -> str:
     return _STORED.dump_json(Stored(header, triggers), exclude_defaults=True).decode()
 
 
+_NOT_FOLDED: Final = (events.Forgotten, events.Watched, events.Told)
+"""They change only what a snapshot leaves out."""
+
+
 def fold(agent: Agent, decisions: Iterable[bytes | str]) -> Agent:
     """Apply decisions in order, each the JSON of one, to the agent, and return it.
 
     AssertionError or KeyError: a decision doesn't fit, the log is corrupt.
     """
     for value in decisions:
-        decision = events.read_decision(value.encode() if isinstance(value, str) else value)
+        decision = events.read_decision(_octets(value))
         assert decision.seq == agent.row.seq + 1, f"decision {decision.seq} follows {agent.row.seq}"
         origin = Origin(decision.seq, decision.at, decision.command)
         for event in decision.events:
-            if not isinstance(event, events.Forgotten):
+            if not isinstance(event, _NOT_FOLDED):
                 evolve(agent, event, origin)
         agent.row.seq = decision.seq
         agent.remembered.clear()
@@ -77,3 +112,49 @@ def fold(agent: Agent, decisions: Iterable[bytes | str]) -> Agent:
         agent.deadlines.clear()
         agent.ended.clear()
     return agent
+
+
+# Sites
+
+
+def read_site(site_id: str, state: str | bytes | None) -> Site:
+    """The site as a snapshot holds it; None: as it was before its first decision."""
+    site = Site(site_id)
+    if state is not None:
+        stored = _STORED_SITE.validate_json(state)
+        site.row = stored.site
+        site.gates = {(scope, name): gate for scope, name, gate in stored.gates}
+        site.deletions = {(environment_id, path): row for environment_id, path, row in stored.deletions}
+        for claim in stored.claims:
+            site.enter(claim)
+    return site
+
+
+def write_site(site: Site) -> str:
+    """The JSON of the site's settings, gates, deletions and claims, these in start order."""
+    header = replace(site.row, prev=None, todo=[], todo_cursor=("", ""), todo_grant=False, todo_since=None)
+    stored = StoredSite(
+        header,
+        [StoredGate(scope, name, gate) for (scope, name), gate in sorted(site.gates.items())],
+        [StoredDeletion(*key, row) for key, row in sorted(site.deletions.items())],
+        sorted(site.claims.values(), key=key_of),
+    )
+    return _STORED_SITE.dump_json(stored, exclude_defaults=True).decode()
+
+
+def fold_site(site: Site, decisions: Iterable[bytes | str]) -> Site:
+    """Apply decisions in order, each the JSON of one, to the site, and return it. Raises as ``fold``."""
+    for value in decisions:
+        decision = read_site_decision(_octets(value))
+        assert decision.seq == site.row.seq + 1, f"decision {decision.seq} follows {site.row.seq}"
+        origin = site_evolve.SiteOrigin(decision.at, decision.command)
+        for event in decision.events:
+            if not isinstance(event, WalkNoted):
+                site_evolve.evolve(site, event, origin)
+        site.row.seq = decision.seq
+        site.changed.clear()
+    return site
+
+
+def _octets(value: bytes | str) -> bytes:
+    return value.encode() if isinstance(value, str) else value

@@ -17,28 +17,37 @@ Not safe for use by several threads at a time. Errors of the database are psycop
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, Literal, LiteralString, NamedTuple
 
 from psycopg import sql
 from pydantic import ValidationError
 
 from projections import schema, snapshots, tables, texts
-from projections.row_types import CannotApply, DeadLetterRow, TextRow
+from projections.row_types import AgentRow, CannotApply, DeadLetterRow, SiteRow, TextRow
 from projections.rows import Named, Rows
 from projections.schema import LOCK_CLASS, PROJECTOR_LOCK, Connection
-from projections.tables import Cursor, Instant, Json, Tables
-from streams import DEAD_LETTERS, DECISIONS, TEXTS
+from projections.tables import Cursor, Instant, Json, Table, Tables
+from streams import DEAD_LETTERS, DECISIONS, SITE_DECISIONS, TEXTS
 from streams.rules.events import Decision, read_decision
+from streams.rules.site_events import SiteDecision, read_site_decision
 
 CHANNEL: Final = "berth_projections"
 """NOTIFY with an empty payload after every batch: who waits for a position looks at the checkpoints again."""
 
 ROWS_KEPT_MAX: Final = 200_000
 """Beyond that many rows in memory all are read again when they are named."""
-_CHANGING: Final = (tables.AGENTS, tables.CONVERSATIONS, tables.TRIGGERS, tables.ATTEMPTS)
+_LED_TO: Final = (tables.CONVERSATIONS, tables.DEPENDENCIES, tables.TRIGGER_CLAIMS, tables.SITE_GATES)
+"""Tables of which more rows are named by those that were read of the others."""
 
 Position = tuple[str, int]
 """(topic, partition)"""
+
+
+class Decider(NamedTuple):
+    """Who decides a log of its own: snapshots are made of each."""
+
+    kind: Literal["agent", "site"]
+    id: str
 
 
 class LogRecord(NamedTuple):
@@ -75,10 +84,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The batch is applied. ``decided_at`` of its decisions; agents that may need a snapshot now."""
+    """The batch is applied. ``decided_at`` of its decisions; who may need a snapshot now."""
 
     decided_at: list[int]
-    snapshots_due: list[str]
+    snapshots_due: list[Decider]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +166,7 @@ class Store:
 
     def apply(self, batch: Batch) -> Applied | Moved:
         """Apply the batch and move the checkpoints, in one transaction. Raises CannotApply: then nothing was."""
-        decisions = [(record, _read(record)) for record in batch.records if record.topic == DECISIONS.name]
+        decisions = [(record, _read(record)) for record in batch.records if record.topic in _READERS]
         newest_texts = {}
         for record in batch.records:
             if record.topic == TEXTS.name:
@@ -180,83 +189,82 @@ class Store:
             if isinstance(error, _IsElsewhere):
                 return Moved(_positions(self.connection))
             raise
-        changed = (self._rows.agents[agent_id] for agent_id in named.agents)
-        due = [row.agent_id for row in changed if snapshots.newest_due(row.seq) > row.snapshot_seq]
+        rows = self._rows
+        due = [Decider("agent", id) for id in named.agents if _needs_snapshot(rows.agents[id])]
+        due += [Decider("site", id) for id in named.sites if _needs_snapshot(rows.sites[id])]
         self._rows.keep_living(named)
         if len(self._rows) > ROWS_KEPT_MAX:
             self._rows = Rows()
         return Applied([decision.at for _, decision in decisions], due)
 
-    def _apply_decisions(self, cursor: Cursor, decisions: list[tuple[LogRecord, Decision]], named: Named) -> None:
+    def _apply_decisions(
+        self, cursor: Cursor, decisions: list[tuple[LogRecord, Decision | SiteDecision]], named: Named
+    ) -> None:
         rows = self._rows
         self._load(cursor, named)
-        known = {id(kind): kind.keys() & keys for kind, keys in rows.of(named)}
+        before = {table: rows.by_table()[table.name].keys() & _keys(named, table) for table in tables.FOLDED}
         for record, decision in decisions:
             assert record.value is not None
             rows.apply(record.topic, record.partition, record.offset, decision, record.value)
-        for table, (kind, keys) in zip(_CHANGING, rows.of(named), strict=True):
-            there = known[id(kind)]
-            self._tables.insert(cursor, table, [kind[key] for key in keys if key not in there and key in kind])
-            self._tables.update(cursor, table, [kind[key] for key in there])
+        for table, there in before.items():
+            kind = rows.by_table()[table.name]
+            self._tables.delete(cursor, table, there - kind.keys())
+            self._tables.insert(
+                cursor, table, [kind[key] for key in _keys(named, table) if key not in there and key in kind]
+            )
+            self._tables.update(cursor, table, [kind[key] for key in there if key in kind])
         self._tables.insert(cursor, tables.DECISIONS, rows.decisions)
         self._tables.insert(cursor, tables.DECISION_IDS, rows.decision_ids)
+        self._tables.insert(cursor, tables.SITE_DECISIONS, rows.site_decisions)
 
     def _load(self, cursor: Cursor, named: Named) -> None:
-        """Read the rows that are named and not known yet."""
-        rows, select = self._rows, self._tables.select
-        for agent in select(cursor, tables.AGENTS, [(id,) for id in named.agents - rows.agents.keys()]):
-            rows.agents[agent.agent_id] = agent
-        for trigger in select(cursor, tables.TRIGGERS, named.triggers - rows.triggers.keys()):
-            rows.triggers[trigger.agent_id, trigger.trigger_id] = trigger
-        for attempt in select(cursor, tables.ATTEMPTS, named.attempts - rows.attempts.keys()):
-            rows.attempts[attempt.agent_id, attempt.trigger_id, attempt.execution_id] = attempt
-        for key in named.ending & rows.triggers.keys():
-            named.conversations.add((key[0], rows.triggers[key].conversation_id))
-        for conversation in select(cursor, tables.CONVERSATIONS, named.conversations - rows.conversations.keys()):
-            rows.conversations[conversation.agent_id, conversation.conversation_id] = conversation
+        """Read the rows that are named, and those that they lead to, and not known yet."""
+        for table in tables.FOLDED:
+            if table not in _LED_TO:
+                self._load_table(cursor, table, named)
+        named.follow(self._rows)
+        for table in _LED_TO:
+            self._load_table(cursor, table, named)
+
+    def _load_table(self, cursor: Cursor, table: Table, named: Named) -> None:
+        kind, key_of = self._rows.by_table()[table.name], tables.key_of(table)
+        for row in self._tables.select(cursor, table, _keys(named, table) - kind.keys()):
+            kind[key_of(row)] = row
 
     # Snapshots
 
-    def agents_without_snapshot(self) -> list[str]:
-        """Agents whose newest snapshot is 1,000 or more decisions behind them. A scan of the agents."""
+    def without_snapshot(self) -> list[Decider]:
+        """Whose newest snapshot is 1,000 or more decisions behind them. A scan of the agents and sites."""
         found = self.connection.execute(
-            "SELECT agent_id FROM agents WHERE seq - snapshot_seq >= %s ORDER BY agent_id",
-            (snapshots.SNAPSHOT_DECISIONS,),
+            "SELECT 'agent', agent_id FROM agents WHERE seq - snapshot_seq >= %(decisions)s"
+            " UNION ALL SELECT 'site', site FROM sites WHERE seq - snapshot_seq >= %(decisions)s ORDER BY 1, 2",
+            {"decisions": snapshots.SNAPSHOT_DECISIONS},
         )
-        return [agent_id for (agent_id,) in found]
+        return [Decider(kind, id) for kind, id in found]
 
-    def make_snapshot(self, agent_id: str) -> bool:
-        """Make the agent's next snapshot, in one transaction; whether one is due after it. Raises CannotApply."""
+    def make_snapshot(self, decider: Decider) -> bool:
+        """Make the next snapshot, in one transaction; whether one is due after it. Raises CannotApply."""
+        id, of = decider.id, _SNAPSHOTS[decider.kind]
         with self.connection.transaction(), self.connection.cursor(binary=True) as cursor:
             _lock_writer(cursor)
-            agent = cursor.execute(
-                "SELECT seq, snapshot_seq FROM agents WHERE agent_id = %s FOR UPDATE", (agent_id,)
-            ).fetchone()
-            if agent is None or agent[0] - agent[1] < snapshots.SNAPSHOT_DECISIONS:
+            found = cursor.execute(of.select, (id,)).fetchone()
+            if found is None or found[0] - found[1] < snapshots.SNAPSHOT_DECISIONS:
                 return False
-            seq, previous_seq = agent
+            seq, previous_seq = found
             next_seq = previous_seq + snapshots.SNAPSHOT_DECISIONS
-            previous = cursor.execute(
-                "SELECT state::text FROM agent_snapshots WHERE agent_id = %s AND seq = %s", (agent_id, previous_seq)
-            ).fetchone()
-            decisions = cursor.execute(
-                "SELECT record::text, decided_at, log_partition, log_offset FROM decisions"
-                " WHERE agent_id = %s AND seq > %s AND seq <= %s ORDER BY seq",
-                (agent_id, previous_seq, next_seq),
-            ).fetchall()
-            state = snapshots.read(agent_id, previous[0] if previous else None)
+            previous = cursor.execute(of.select_previous, (id, previous_seq)).fetchone()
+            decisions = cursor.execute(of.select_decisions, (id, previous_seq, next_seq)).fetchall()
+            state = of.read(id, previous[0] if previous else None)
             for record, _, partition, offset in decisions:
                 try:
-                    snapshots.fold(state, [record])
+                    of.fold(state, [record])
                 except (AssertionError, KeyError, ValidationError) as error:
                     why = f"the rules can't fold it: {error!r}"
-                    raise CannotApply(DECISIONS.name, partition, offset, why) from error
-            cursor.execute(
-                "INSERT INTO agent_snapshots (agent_id, seq, decided_at, state) VALUES (%s, %s, %s, %s)",
-                (agent_id, next_seq, Instant(decisions[-1][1]), Json(snapshots.write(state))),
-            )
-            cursor.execute("UPDATE agents SET snapshot_seq = %s WHERE agent_id = %s", (next_seq, agent_id))
-        self._rows.agents.pop(agent_id, None)
+                    raise CannotApply(of.topic, partition, offset, why) from error
+            cursor.execute(of.insert, (id, next_seq, Instant(decisions[-1][1]), Json(of.write(state))))
+            cursor.execute(of.update, (next_seq, id))
+        self._rows.agents.pop(id, None)
+        self._rows.sites.pop(id, None)
         return bool(seq - next_seq >= snapshots.SNAPSHOT_DECISIONS)
 
     # Retention
@@ -277,6 +285,58 @@ class Store:
 
 
 # Statements
+
+
+class _Snapshots(NamedTuple):
+    """How snapshots of one kind of decider are made, and the statements that it takes."""
+
+    topic: str
+    read: Callable[[str, str | None], Any]
+    fold: Callable[[Any, Iterable[str]], Any]
+    write: Callable[[Any], str]
+    select: LiteralString
+    select_previous: LiteralString
+    select_decisions: LiteralString
+    insert: LiteralString
+    update: LiteralString
+
+
+_SNAPSHOTS: Final = {
+    "agent": _Snapshots(
+        DECISIONS.name,
+        snapshots.read,
+        snapshots.fold,
+        snapshots.write,
+        "SELECT seq, snapshot_seq FROM agents WHERE agent_id = %s FOR UPDATE",
+        "SELECT state::text FROM agent_snapshots WHERE agent_id = %s AND seq = %s",
+        "SELECT record::text, decided_at, log_partition, log_offset FROM decisions"
+        " WHERE agent_id = %s AND seq > %s AND seq <= %s ORDER BY seq",
+        "INSERT INTO agent_snapshots (agent_id, seq, decided_at, state) VALUES (%s, %s, %s, %s)",
+        "UPDATE agents SET snapshot_seq = %s WHERE agent_id = %s",
+    ),
+    "site": _Snapshots(
+        SITE_DECISIONS.name,
+        snapshots.read_site,
+        snapshots.fold_site,
+        snapshots.write_site,
+        "SELECT seq, snapshot_seq FROM sites WHERE site = %s FOR UPDATE",
+        "SELECT state::text FROM site_snapshots WHERE site = %s AND seq = %s",
+        "SELECT record::text, decided_at, log_partition, log_offset FROM site_decisions"
+        " WHERE site = %s AND seq > %s AND seq <= %s ORDER BY seq",
+        "INSERT INTO site_snapshots (site, seq, decided_at, state) VALUES (%s, %s, %s, %s)",
+        "UPDATE sites SET snapshot_seq = %s WHERE site = %s",
+    ),
+}
+
+
+def _needs_snapshot(row: AgentRow | SiteRow) -> bool:
+    return snapshots.newest_due(row.seq) > row.snapshot_seq
+
+
+def _keys(named: Named, table: Table) -> set[Any]:
+    """The keys that are named of a table."""
+    keys: set[Any] = getattr(named, table.name)
+    return keys
 
 
 def _lock_writer(cursor: Cursor) -> None:
@@ -310,9 +370,15 @@ def _positions(connection: Connection) -> dict[Position, int]:
 # Records
 
 
-def _read(record: LogRecord) -> Decision:
+_READERS: Final[dict[str, Callable[[bytes], Decision | SiteDecision]]] = {
+    DECISIONS.name: read_decision,
+    SITE_DECISIONS.name: read_site_decision,
+}
+
+
+def _read(record: LogRecord) -> Decision | SiteDecision:
     try:
-        return read_decision(record.value or b"")
+        return _READERS[record.topic](record.value or b"")
     except ValidationError as error:
         raise _unreadable(record, f"it is no decision that this version knows: {error}") from error
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
 import psycopg
 from psycopg import sql
@@ -31,15 +31,18 @@ class Table:
     name: str
     columns: tuple[str, ...]
     keys: tuple[str, ...]
+    key_types: tuple[str, ...]
     row: Callable[..., Any]
     values: Callable[[Any], Sequence[Any]]
 
 
 def _table(name: str, row: type[Any], *keys: str) -> Table:
+    kinds = get_type_hints(row)
+    key_types = tuple("bigint" if kinds[key] is int else "text" for key in keys)
     if hasattr(row, "_fields"):
-        return Table(name, row._fields, keys, row, tuple)
+        return Table(name, row._fields, keys, key_types, row, tuple)
     columns = tuple(field.name for field in fields(row))
-    return Table(name, columns, keys, row, attrgetter(*columns))
+    return Table(name, columns, keys, key_types, row, attrgetter(*columns))
 
 
 AGENTS: Final = _table("agents", row_types.AgentRow, "agent_id")
@@ -48,10 +51,22 @@ TRIGGERS: Final = _table("triggers", row_types.TriggerRow, "agent_id", "trigger_
 ATTEMPTS: Final = _table("attempts", row_types.AttemptRow, "agent_id", "trigger_id", "execution_id")
 DECISIONS: Final = _table("decisions", row_types.DecisionRow)
 DECISION_IDS: Final = _table("decision_ids", row_types.DecisionIdRow)
+DEPENDENCIES: Final = _table("dependencies", row_types.DependencyRow, "agent_id", "trigger_id", "position")
+TRIGGER_CLAIMS: Final = _table("trigger_claims", row_types.TriggerClaimRow, "agent_id", "trigger_id")
+SITES: Final = _table("sites", row_types.SiteRow, "site")
+SITE_GATES: Final = _table("site_gates", row_types.SiteGateRow, "site", "scope", "name")
+SITE_CLAIMS: Final = _table("site_claims", row_types.SiteClaimRow, "site", "agent_id", "trigger_id")
+SITE_DELETIONS: Final = _table("site_deletions", row_types.SiteDeletionRow, "site", "environment_id", "path")
+SITE_DECISIONS: Final = _table("site_decisions", row_types.SiteDecisionRow)
 TEXTS: Final = _table("texts", row_types.TextRow, "agent_id", "trigger_id", "execution_id", "kind")
 DEAD_LETTERS: Final = _table("dead_letters", row_types.DeadLetterRow)
-_CHANGING: Final = (AGENTS, CONVERSATIONS, TRIGGERS, ATTEMPTS, TEXTS)
-TABLES: Final = (*_CHANGING, DECISIONS, DECISION_IDS, DEAD_LETTERS)
+FOLDED: Final = (
+    *(AGENTS, CONVERSATIONS, TRIGGERS, ATTEMPTS, DEPENDENCIES, TRIGGER_CLAIMS),
+    *(SITES, SITE_GATES, SITE_CLAIMS, SITE_DELETIONS),
+)
+"""Those whose rows change with decisions: row_sets.py has their rows by the same names."""
+_CHANGING: Final = (*FOLDED, TEXTS)
+TABLES: Final = (*_CHANGING, DECISIONS, DECISION_IDS, SITE_DECISIONS, DEAD_LETTERS)
 
 
 class Tables:
@@ -69,9 +84,9 @@ class Tables:
                 )
             )
 
-    def select(self, cursor: Cursor, table: Table, keys: Iterable[tuple[str, ...]]) -> list[Any]:
-        """The rows that have one of these keys. The cursor is a binary one."""
-        lists = [list(column) for column in zip(*keys, strict=True)]
+    def select(self, cursor: Cursor, table: Table, keys: Iterable[Any]) -> list[Any]:
+        """The rows that have one of these keys, each a string or a tuple. The cursor is a binary one."""
+        lists = _lists(table, keys)
         return [table.row(*found) for found in cursor.execute(_select(table), lists)] if lists else []
 
     def insert(self, cursor: Cursor, table: Table, rows: Sequence[Any]) -> None:
@@ -83,6 +98,12 @@ class Tables:
         self._copy(cursor, table, rows, _staged(table))
         if rows:
             cursor.execute(_update(table))
+
+    def delete(self, cursor: Cursor, table: Table, keys: Iterable[Any]) -> None:
+        """Delete the rows with these keys."""
+        lists = _lists(table, keys)
+        if lists:
+            cursor.execute(_delete(table), lists)
 
     def put(self, cursor: Cursor, table: Table, rows: Sequence[Any]) -> None:
         """Write rows, over those with the same keys where there are such."""
@@ -101,6 +122,19 @@ class Tables:
 
 
 # Statements, composed once
+
+
+def _lists(table: Table, keys: Iterable[Any]) -> list[list[Any]]:
+    """The keys by column."""
+    if len(table.keys) == 1:
+        only = list(keys)
+        return [only] if only else []
+    return [list(column) for column in zip(*keys, strict=True)]
+
+
+def key_of(table: Table) -> Callable[[Any], Any]:
+    """Which key a row has: a string, or a tuple if the table's key has several columns."""
+    return attrgetter(*table.keys)
 
 
 def _staged(table: Table) -> str:
@@ -123,10 +157,19 @@ def _select(table: Table) -> bytes:
         .format(
             columns=sql.SQL(", ").join(sql.Identifier(table.name, column) for column in table.columns),
             table=sql.Identifier(table.name),
-            lists=sql.SQL(", ").join(sql.SQL("%s::text[]") for _ in table.keys),
+            lists=_parameters(table),
             keys=_names(table.keys),
             same=_same(table),
         )
+        .as_bytes()
+    )
+
+
+@cache
+def _delete(table: Table) -> bytes:
+    return (
+        sql.SQL("DELETE FROM {table} USING unnest({lists}) AS changed ({keys}) WHERE {same}")
+        .format(table=sql.Identifier(table.name), lists=_parameters(table), keys=_names(table.keys), same=_same(table))
         .as_bytes()
     )
 
@@ -160,6 +203,10 @@ def _upsert(table: Table) -> bytes:
         )
         .as_bytes()
     )
+
+
+def _parameters(table: Table) -> sql.Composed:
+    return sql.SQL(", ").join(sql.SQL("%s::" + kind + "[]") for kind in table.key_types)
 
 
 def _names(columns: Iterable[str]) -> sql.Composed:

@@ -221,15 +221,15 @@ def project(store: Store, records: Sequence[LogRecord]) -> None:
 
 
 def snapshot_all(store: Store) -> None:
-    for agent_id in store.agents_without_snapshot():
-        while store.make_snapshot(agent_id):
+    for decider in store.without_snapshot():
+        while store.make_snapshot(decider):
             pass
 
 
 def content(store: Store) -> dict[str, list[str]]:
     """Everything in the tables, in comparable form."""
     found = {}
-    for name in [*(table.name for table in TABLES), "agent_snapshots", "checkpoints"]:
+    for name in [*(table.name for table in TABLES), "agent_snapshots", "site_snapshots", "checkpoints"]:
         rows = store.connection.execute(
             sql.SQL("SELECT to_jsonb(rows) FROM {} AS rows").format(sql.Identifier(name))
         ).fetchall()

@@ -243,7 +243,7 @@ def test_a_snapshot_every_1000_decisions_is_the_agent_as_the_rules_held_it(store
     assert set(found) == {1000, 2000} and set(expected) <= set(found)
     for seq, state in expected.items():
         assert without_leases(found[seq]) == without_leases(state)
-    assert store.agents_without_snapshot() == []
+    assert store.without_snapshot() == []
     # A read of the past: the newest snapshot before it, and the decisions since.
     decisions = [record.value or b"" for record in decisions_of(records)]
     past = snapshots.fold(snapshots.read("A", found[2000]), decisions[2000:2042])

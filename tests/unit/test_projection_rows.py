@@ -212,7 +212,7 @@ LEASE = {"lease_until": "2026-03-01T11:00:00Z", "slot_number": 1, "forced": Fals
         ({"type": "dispatched", "trigger_id": "done", "execution_id": "x", "attempt": 2, **LEASE}, "is finished"),
         ({"type": "agent_created", "parallelism_limit": 1, "max_backlog_depth": 1}, "created before"),
         ({"type": "forgotten", "conversations": ["nobody"]}, "never began"),
-        ({"type": "granted", "trigger_id": "waits", "n": 1}, "doesn't know"),
+        ({"type": "granted", "trigger_id": "waits", "n": 1}, "it has None"),
     ],
 )
 def test_an_event_that_does_not_fit_is_refused(event: dict[str, Any], why: str) -> None:
