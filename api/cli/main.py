@@ -59,6 +59,7 @@ COMMANDS: Final = (
     "worker",
     "projector",
     "api",
+    "token",
     "runner",
     "demo",
     "topics",
@@ -66,6 +67,8 @@ COMMANDS: Final = (
     "doctor",
     "bench",
     "verify",
+    "as-of",
+    "audit",
     "skip",
 )
 """In the order of ``--help``. Each is a module here, with a function of its name or an ``app`` of subcommands."""
@@ -76,11 +79,12 @@ def _application(words: Sequence[str]) -> Berth:
     application = Berth(name="berth", no_args_is_help=True, pretty_exceptions_show_locals=False, rich_markup_mode=None)
     application.callback()(_berth)
     for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
-        module = import_module(f"api.cli.{name}")
+        module_name = name.replace("-", "_")
+        module = import_module(f"api.cli.{module_name}")
         if hasattr(module, "app"):
             application.add_typer(module.app, name=name)
         else:
-            application.command(name)(getattr(module, name))
+            application.command(name)(getattr(module, module_name))
     return application
 
 

@@ -23,6 +23,11 @@ def written_file(name: str) -> Path:
     return DIRECTORY / f"{name}.written.jsonl"
 
 
+def slice_file(name: str) -> Path:
+    """One agent's decisions, as berth audit export writes them."""
+    return DIRECTORY / f"{name}.slice.jsonl"
+
+
 def commands_of(driven: Driven) -> bytes:
     """First the partition's settings, then one line for each thing that was done."""
     head = {

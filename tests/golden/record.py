@@ -2,13 +2,18 @@
 
 import sys
 
-from tests.golden.files import commands_file, commands_of, written_by, written_file
+from streams.audit.slices import written
+from tests.audits import of_agent
+from tests.golden.files import commands_file, commands_of, slice_file, written_by, written_file
 from tests.golden.forms import FORMS_FILE, all_forms
-from tests.golden.scenarios import SCENARIOS
+from tests.golden.scenarios import SCENARIOS, SLICED
 
 
 def main() -> None:
     for scenario in SCENARIOS:
+        if scenario in SLICED and not slice_file(scenario.__name__).exists():
+            slice_file(scenario.__name__).write_bytes(b"".join(written("A", of_agent(scenario()))))
+            sys.stdout.write(f"recorded agent A of {scenario.__name__}\n")
         if commands_file(scenario.__name__).exists():
             continue
         driven = scenario()

@@ -224,3 +224,5 @@ SCENARIOS: Final[tuple[Callable[[], Driven], ...]] = (
     dependencies_and_approvals,
     workers_and_folders,
 )
+SLICED: Final = (one_life, settings_and_gates, stops_and_replies, many_at_once)
+"""Of these, agent A is recorded as a file of its own as well."""

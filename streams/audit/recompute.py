@@ -1,0 +1,69 @@
+"""Decide logged commands again, on the fold of what came before, and give the bytes that would be written today.
+
+The log alone is enough: a command carries every input that the fold doesn't give. What a deployment decided stands in
+the events that used it (the limit of a new agent, the pool of a new site) and is taken from there. A decision of
+another policy than this version's is folded, not decided: nobody can say here what other rules would have done.
+"""
+
+import hashlib
+from typing import Final
+
+from streams.audit.past import fold_agent, fold_site
+from streams.partition import decision_of
+from streams.rules import events, limits, site_events
+from streams.rules.agent.decide import decide as decide_agent
+from streams.rules.agent.state import Agent
+from streams.rules.site.decide import decide as decide_site
+from streams.rules.site.state import Site
+from streams.sites import site_decision_of
+
+KNOWN_POLICIES: Final = frozenset({limits.POLICY})
+
+
+class Recomputer:
+    """Feed it the decisions of any deciders, each decider's in order from its first."""
+
+    def __init__(self) -> None:
+        self._agents: dict[str, Agent] = {}
+        self._sites: dict[str, Site] = {}
+
+    def again(self, logged: events.Decision | site_events.SiteDecision, value: bytes) -> bytes | None:
+        """What the decision would be today; None: its policy is unknown, it was only folded.
+
+        ``value``: its bytes in the log, which the next one's ``prev`` is the digest of. AssertionError, KeyError or
+        ValueError: the rules fail on it, since the log before it is damaged.
+        """
+        if isinstance(logged, events.Decision):
+            agent = self._agents.setdefault(logged.agent_id, Agent(logged.agent_id))
+            written = _agent_again(agent, logged)
+            agent.row.prev = hashlib.sha256(value).hexdigest()
+        else:
+            site = self._sites.setdefault(logged.site, Site(logged.site))
+            written = _site_again(site, logged)
+            site.row.prev = hashlib.sha256(value).hexdigest()
+        return written
+
+
+def _agent_again(agent: Agent, logged: events.Decision) -> bytes | None:
+    if logged.policy not in KNOWN_POLICIES:
+        fold_agent(agent, logged)
+        return None
+    limit = getattr(logged.command, "default_limit", None)
+    step = decide_agent(agent, logged.command, logged.at, logged.via, limits.Defaults(1 if limit is None else limit))
+    written = events.write_decision(decision_of(agent, step, logged.cause, logged.via))
+    agent.changed.clear()
+    agent.deadlines.clear()
+    agent.ended.clear()
+    return written
+
+
+def _site_again(site: Site, logged: site_events.SiteDecision) -> bytes | None:
+    if logged.policy not in KNOWN_POLICIES:
+        fold_site(site, logged)
+        return None
+    stamped = (event.capacity for event in logged.events if isinstance(event, site_events.SiteConfigured))
+    defaults = limits.Defaults(pool_capacity=next(stamped, 0))
+    step = decide_site(site, logged.command, logged.at, defaults)
+    written = site_events.write_site_decision(site_decision_of(site, step, logged.cause, logged.via))
+    site.changed.clear()
+    return written
