@@ -8,16 +8,19 @@ the topics were made with the wrong count, which is for life.
 
 import difflib
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from streams.rules.limits import PARALLELISM_LIMIT_MAX, PARALLELISM_LIMIT_MIN, POOL_CAPACITY_MAX
 
 ENDPOINTS_FILE_NAME: Final = "endpoints.json"
 """In the data directory: where the servers that ``berth up`` started listen: ``kafka``, ``database_url``, ``api``."""
+SECRET_FIELDS: Final = frozenset({"jwt_secret", "link_secret"})
+"""Their values are never shown."""
 NOT_SETTINGS: Final = frozenset({"BERTH_REQUIRE_SERVICES", "BERTH_SEED"})
 """Variables with our prefix that are for the tests and not for a deployment."""
 
@@ -41,6 +44,46 @@ def _addresses(text: str) -> str:
 
 
 Addresses = Annotated[str, AfterValidator(_addresses)]
+
+
+SECRET_BYTES_MIN: Final = 32
+SECRET_CHARACTERS_MIN: Final = 8
+"""A secret has more different characters than words and repetitions have."""
+_SAMPLES: Final = (
+    "changeme", "changethis", "replaceme", "replacethis", "yoursecret", "yourjwtsecret", "yourkey", "supersecret",
+    "mysecret", "topsecret", "secretkey", "jwtsecret", "thisisasecret", "stringsecret", "256bitsecret", "notsosecret",
+    "placeholder", "example", "password", "letmein", "insecure", "default", "12345678", "abcdefgh",
+)  # fmt: skip
+"""What the secrets of manuals and sample files are made of; a random one holds none of these."""
+
+
+def _secret(secret: SecretStr) -> SecretStr:
+    text = secret.get_secret_value()
+    letters = "".join(character for character in text.lower() if character.isalnum())
+    if len(text.encode()) < SECRET_BYTES_MIN:
+        raise ValueError(f"shorter than {SECRET_BYTES_MIN} bytes")
+    if len(set(text)) < SECRET_CHARACTERS_MIN or any(sample in letters for sample in _SAMPLES):
+        raise ValueError("a known sample")
+    return secret
+
+
+Secret = Annotated[SecretStr, AfterValidator(_secret)]
+
+
+def _names(text: str) -> str:
+    """Names of hosts, separated by commas, or ``*``."""
+    names = [name.strip().lower() for name in text.split(",")]
+    if not all(re.fullmatch(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]|\*", name) for name in names):
+        raise ValueError("not names of hosts")
+    return ",".join(names)
+
+
+def _origins(text: str) -> str:
+    """Origins of web pages, separated by commas."""
+    origins = [origin.strip().lower() for origin in text.split(",")]
+    if not all(re.fullmatch(r"https?://[a-z0-9._\[\]:-]+", origin) for origin in origins):
+        raise ValueError("not origins")
+    return ",".join(origins)
 
 
 class Endpoints(BaseModel):
@@ -120,6 +163,29 @@ class Settings(BaseSettings):
         le=65_535,
         description="a port for the projector's /readyz and /metrics on 127.0.0.1; 0: a free one",
     )
+    jwt_secret: Secret | None = Field(
+        default=None,
+        description=f"at least {SECRET_BYTES_MIN} random bytes, no word and nothing from a manual: signs tokens",
+    )
+    jwt_public_key_file: Path | None = Field(
+        default=None, description="a path: PEM file with the public key (RS256 or EdDSA) of who makes tokens"
+    )
+    jwt_issuer: str = Field(
+        default="berth", min_length=1, max_length=200, description="1 to 200 characters: the iss of every token"
+    )
+    link_secret: Secret | None = Field(
+        default=None,
+        description=f"at least {SECRET_BYTES_MIN} random bytes, no word and nothing from a manual: signs public links",
+    )
+    api_hosts: Annotated[str, AfterValidator(_names)] | None = Field(
+        default=None,
+        description="names separated by commas to which the API answers besides 127.0.0.1 and localhost; *: to all",
+    )
+    cors_origins: Annotated[str, AfterValidator(_origins)] | None = Field(
+        default=None,
+        description="origins separated by commas (https://app.example.org) whose pages may ask the API; none: CORS is "
+        "off",
+    )
 
     def kafka_addresses(self) -> str:
         """Bootstrap addresses of Kafka: those set, else of the Kafka that ``berth up`` runs in the data directory.
@@ -142,6 +208,11 @@ class Settings(BaseSettings):
             "No PostgreSQL is known: BERTH_DATABASE_URL is not set",
             "BERTH_DATABASE_URL=postgresql://user@host:port/database",
         )
+
+    def names(self, field: Literal["api_hosts", "cors_origins"]) -> tuple[str, ...]:
+        """A setting that is a list of names."""
+        given: str | None = getattr(self, field)
+        return () if given is None else tuple(given.split(","))
 
     def _endpoint(self, name: Literal["kafka", "database_url"], unknown: str, setting: str) -> str:
         path = self.data_directory / ENDPOINTS_FILE_NAME
@@ -188,11 +259,12 @@ def variable_of(field_name: str) -> str:
 def _unknown(variable: str, known: set[str]) -> str:
     if variable in NOT_SETTINGS:
         return ""
-    similar = difflib.get_close_matches(variable, known, n=1)
+    similar = difflib.get_close_matches(variable, known, n=1, cutoff=0.75)
     advice = f"did you mean {similar[0]}?" if similar else f"the settings are {', '.join(sorted(known))}."
     return f"{variable} is not a setting of Berth: {advice}"
 
 
 def _out_of_range(location: str, value: object) -> str:
     name = next(name for name in Settings.model_fields if location in (name, variable_of(name)))
-    return f"{variable_of(name)}={value} can't be used. Allowed: {Settings.model_fields[name].description}."
+    shown = "" if name in SECRET_FIELDS else f"={value}"
+    return f"{variable_of(name)}{shown} can't be used. Allowed: {Settings.model_fields[name].description}."

@@ -1,6 +1,7 @@
-"""``berth api``: the HTTP API and the page, on this machine only."""
+"""``berth api``: the HTTP API and the page."""
 
 import asyncio
+import ipaddress
 import signal
 import socket
 from types import FrameType
@@ -10,13 +11,15 @@ import structlog
 import typer
 import uvicorn
 
+from api.cli import local_secret
 from api.cli.command_failed import CommandFailed
 from api.cli.endpoints import published
 from api.cli.worker import log_as_json
 from api.http.app import create_app
+from api.http.auth import Authentication
 from streams.settings import load_settings
 
-HOST: Final = "127.0.0.1"
+LOCAL: Final = "127.0.0.1"
 USUAL_PORT: Final = 8080
 STOP_SECONDS_MAX: Final = 6
 """Requests under way when asked to stop are answered: the longest wait is 5 s."""
@@ -27,27 +30,33 @@ log = structlog.get_logger()
 def api(
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65_535, help="Port on 127.0.0.1, 0: a free one. Default: 8080, or a free one."),
+        typer.Option(min=0, max=65_535, help="Port, 0: a free one. Default: 8080, or a free one."),
     ] = None,
-    host: Annotated[str, typer.Option(help="127.0.0.1; others are refused, as nobody is asked who they are.")] = HOST,
+    host: Annotated[
+        str,
+        typer.Option(help="Address of this machine on which to listen: an IP, 0.0.0.0 or :: for all of them."),
+    ] = LOCAL,
 ) -> None:
     """Answer HTTP until Ctrl-C or SIGTERM: the page at /, the API under /api, its description at /docs.
 
-    Start as many as you like. It starts also while Kafka or PostgreSQL is away: /readyz says what is missing. The log
-    is one JSON object a line on standard output.
+    Who asks needs a token (berth token). Start as many as you like. It starts also while Kafka or PostgreSQL is away:
+    /readyz says what is missing. The log is one JSON object a line on standard output.
+
+    Beyond this machine, put a server before it that speaks TLS, and name the hosts that it answers to: BERTH_API_HOSTS.
     """
-    if host != HOST:
-        raise CommandFailed(
-            f"The API can't be served on {host}: this version asks nobody who they are, so it only serves "
-            f"{HOST}, the programs of this machine.",
-            kept="everything; nothing was started.",
-            advice="leave --host out; from another machine, use a tunnel such as ssh -L 8080:127.0.0.1:8080.",
-        )
     settings = load_settings()
+    authentication = Authentication.of(settings, local_secret.find(settings))
     log_as_json()
-    listener = _listen(port)
-    address = f"http://{HOST}:{listener.getsockname()[1]}"
-    app = create_app(settings.kafka_addresses(), settings.partitions, settings.database_address())
+    listener = _listen(host, port)
+    address = _address(host, listener.getsockname()[1])
+    app = create_app(
+        settings.kafka_addresses(),
+        settings.partitions,
+        settings.database_address(),
+        authentication,
+        hosts=settings.names("api_hosts"),
+        origins=settings.names("cors_origins"),
+    )
     config = uvicorn.Config(
         app,
         access_log=False,
@@ -68,14 +77,30 @@ def _already_asked(_number: int, _frame: FrameType | None) -> None:
     """uvicorn sends itself the signal again when it has ended in order: nothing is left to do."""
 
 
-def _listen(port: int | None) -> socket.socket:
+def _address(host: str, port: int) -> str:
+    """Where programs of this machine find it."""
+    ip = ipaddress.ip_address(host)
+    reached = (LOCAL if ip.version == 4 else "::1") if ip.is_unspecified else host
+    return f"http://{reached}:{port}" if ip.version == 4 else f"http://[{reached}]:{port}"
+
+
+def _listen(host: str, port: int | None) -> socket.socket:
     """A socket on the port; without a wish on the usual one, or a free one when that is taken."""
+    nothing = "everything; nothing was started."
+    try:
+        family = socket.AF_INET if ipaddress.ip_address(host).version == 4 else socket.AF_INET6
+    except ValueError as error:
+        raise CommandFailed(
+            f"The API can't be served on {host}: that is no IP address.",
+            kept=nothing,
+            advice="leave --host out for 127.0.0.1, or give an address of this machine, such as 0.0.0.0 for all.",
+        ) from error
     for wanted in (USUAL_PORT, 0) if port is None else (port,):
         # With the protocol named, asyncio turns Nagle's algorithm off, which holds parts of an answer back for 40 ms.
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((HOST, wanted))
+            listener.bind((host, wanted))
             listener.listen(1024)
         except OSError as error:
             listener.close()
@@ -83,7 +108,7 @@ def _listen(port: int | None) -> socket.socket:
         else:
             return listener
     raise CommandFailed(
-        f"Port {port} of {HOST} can't be used: {failure.strerror}.",
-        kept="everything; nothing was started.",
+        f"Port {port} of {host} can't be used: {failure.strerror}.",
+        kept=nothing,
         advice="end what listens there, or leave --port out: then a free one is taken.",
     )

@@ -23,6 +23,7 @@ from rich.text import Text
 
 from api.cli.children import ChildProcess
 from api.cli.endpoints import listed
+from api.cli.token import page_address
 from api.cli.up import INTERRUPTED_EXIT_CODE, Services, end_on_sigterm, services
 from api.load.progress import in_words
 from streams.rules.limits import PARALLELISM_LIMIT_MAX
@@ -137,7 +138,8 @@ def _look_after(family: _Family, servers: Services, settings: Settings, console:
                 if happened is not None:
                     console.print(happened, style="yellow", highlight=False, soft_wrap=True)
             if page is None and (page := listed(settings).get("api")) is not None:
-                console.print(f"page    {page}/", highlight=False, style="bold")
+                shown_page = page_address(settings, page)
+                console.print(f"page    {shown_page}", highlight=False, style="bold", soft_wrap=True)
             if family.told.get("started") and not has_dispatched:
                 has_dispatched = True
                 console.print(f"first dispatch {time.time() - began_at:.1f} s after the start", highlight=False)
@@ -166,6 +168,7 @@ def _what_to_try(family: _Family, settings: Settings) -> str:
         (f"kill -9 {workers[0].pid}", "what a crash of the worker does; it is started again"),
         (f"{berth} worker", "one more worker; the two share the partitions"),
         (f"{berth} topics list", "what is kept in Kafka, and for how long"),
+        (f"{berth} token", 'a token for the HTTP API: curl -H "Authorization: Bearer $(berth token)" …'),
     )
     width = max(len(command) for command, _ in things)
     lines = [f"  {command:{width}}  {meaning}" for command, meaning in things]

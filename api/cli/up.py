@@ -18,6 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 import typer
 from rich.console import Console
 
+from api.cli import local_secret
 from api.cli.command_failed import CommandFailed
 from api.cli.directory_lock import DirectoryLock
 from api.cli.embedded_kafka import USUAL_PORT, EmbeddedKafka
@@ -82,6 +83,7 @@ def services(settings: Settings, console: Console) -> Iterator[Services]:
             lock = DirectoryLock(settings.data_directory)
             lock.acquire(status.update)
             stack.callback(lock.release)
+            local_secret.ensure(settings)
             if bootstrap is None:
                 kafka = EmbeddedKafka(
                     settings.data_directory / "kafka",
@@ -139,6 +141,8 @@ def _what_to_try(settings: Settings) -> str:
         (
             "",
             "Berth's servers are running. In another terminal, in this directory:",
+            "  berth worker, berth projector, berth api     each in a terminal of its own",
+            "  berth token --page    the address of the page, once berth api runs",
             "  berth topics list     what is kept where, and for how long",
             "  berth doctor          whether everything is well",
             f"Ctrl-C stops them; {settings.data_directory} keeps the data.",

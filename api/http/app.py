@@ -1,25 +1,29 @@
 """The application: what it consists of, in which order it begins and ends.
 
 It starts whatever is away: Kafka and Postgres are connected to in the background, ``/readyz`` says what is missing,
-and a request that needs it is answered 503. Nobody is asked who they are, so it must be served on 127.0.0.1 only
-(``berth api`` sees to that) and answers to no other name (``intake.py``).
+and a request that needs it is answered 503. Every address depends on ``rights.py``, which asks who it is (``auth.py``)
+and whether they may.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Collection, Coroutine
 from contextlib import asynccontextmanager
 from importlib import resources
 
 import structlog
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from api.http import problems
+from api.http.auth import Authentication
 from api.http.database import Database, ProjectionBehind
 from api.http.decisions import Log
+from api.http.envelope import Envelope
 from api.http.intake import Intake
 from api.http.readiness import Readiness
+from api.http.rights import require_right
 from api.http.routes import agents, conversations, triggers
 from api.http.routes.parameters import Service, ServiceOf
 from api.http.writes import Writes
@@ -29,21 +33,31 @@ log = structlog.get_logger()
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
 PAGE_FILES = {"dashboard.css": "text/css", "dashboard.js": "text/javascript"}
 
 
-def create_app(bootstrap: str, partitions: int, database_url: str) -> FastAPI:
-    """The API on this Kafka and this database."""
+def create_app(
+    bootstrap: str,
+    partitions: int,
+    database_url: str,
+    authentication: Authentication,
+    *,
+    hosts: Collection[str] = (),
+    origins: Collection[str] = (),
+) -> FastAPI:
+    """The API on this Kafka and this database.
+
+    ``hosts``: names that it answers to besides this machine's own; ``origins``: sites whose pages may ask it.
+    """
     app = FastAPI(
         title="Berth",
         version="1",
         summary="Admission control for AI-agent runs",
         lifespan=_lifespan,
         redirect_slashes=False,
+        dependencies=[Depends(require_right)],
     )
     database = Database(database_url)
     service_log = Log(bootstrap, partitions)
@@ -52,8 +66,18 @@ def create_app(bootstrap: str, partitions: int, database_url: str) -> FastAPI:
         log=service_log,
         writes=Writes(service_log, database),
         readiness=Readiness(bootstrap, partitions, database),
+        authentication=authentication,
     )
-    app.add_middleware(Intake)
+    app.add_middleware(Intake, hosts=hosts)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID"],
+            expose_headers=["Location", "Retry-After", "WWW-Authenticate"],
+        )
+    app.add_middleware(Envelope)
     problems.install(app)
     app.add_exception_handler(ProjectionBehind, _answer_behind)
     for router in (agents.router, triggers.router, conversations.router):

@@ -143,7 +143,7 @@ class Database:
         """Why it doesn't answer, None while it does."""
         self._url = url
         self._moved = asyncio.Condition()
-        self._slots: Shared[str] = Shared(self._read_slots)
+        self._slots: Shared[str] = Shared(lambda: self._read_slots(None))
         self._pool: AsyncConnectionPool[AsyncConnection[DictRow]] = AsyncConnectionPool(
             url,
             min_size=1,
@@ -187,15 +187,15 @@ class Database:
                 raise psycopg.OperationalError(self.error) from None
             raise ProjectionBehind from None
 
-    async def slots(self, min_position: LogPosition | None = None) -> str:
-        """``{agent: {"max", "active"}}`` of all agents as JSON. Raises as ``reading``."""
+    async def slots(self, visible: list[str] | None = None, min_position: LogPosition | None = None) -> str:
+        """``{agent: {"max", "active"}}`` of these agents, None: of all, as JSON. Raises as ``reading``."""
         if min_position is not None:
             await self.wait_for(min_position)
-        return await self._slots.result()
+        return await (self._slots.result() if visible is None else self._read_slots(visible))
 
-    async def _read_slots(self) -> str:
+    async def _read_slots(self, visible: list[str] | None) -> str:
         async with self.reading() as reading:
-            text: str = await reading.value("slots_as_json", after_agent_id="", visible=None, max_rows=None)
+            text: str = await reading.value("slots_as_json", after_agent_id="", visible=visible, max_rows=None)
             return text
 
     async def decision(self, agent_id: str, seq: int, position: LogPosition) -> Decision | None:

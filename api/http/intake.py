@@ -6,12 +6,12 @@ isn't UTF-8, or that holds U+0000 or a lone surrogate anywhere, and addresses th
 Ids may hold a slash, so a path is matched as it was sent, percent-encoded: ``%2F`` is a character of an id, ``/`` is
 not. ``decoded`` turns a part of it into the id.
 
-A page of another site must not reach a service that trusts everybody on this machine: the Host must be this machine
-(a name that somebody lets point to 127.0.0.1 isn't), and a body needs ``Content-Type: application/json``, which no
-browser sends to another site without asking first.
+Only the names that the service is known by are answered: this machine's own, and those of ``BERTH_API_HOSTS``. A name
+that somebody else lets point here isn't one. A body needs ``Content-Type: application/json``, which no browser sends to
+another site without asking first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -23,6 +23,7 @@ from api.http.problems import Problem, invalid
 BODY_BYTES_MAX: Final = 1024 * 1024
 JSON_DEPTH_MAX: Final = 32
 LOCAL_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
+ANY_HOST: Final = "*"
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
@@ -35,10 +36,11 @@ def decoded(part: str) -> str:
 
 
 class Intake:
-    """ASGI middleware, see above."""
+    """ASGI middleware, see above. ``hosts``: names that are answered besides this machine's own; ``*``: all."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, hosts: Collection[str] = ()) -> None:
         self._app = app
+        self._hosts = None if ANY_HOST in hosts else LOCAL_HOSTS | frozenset(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the request, or hand it on with its body read."""
@@ -46,21 +48,22 @@ class Intake:
             await self._app(scope, receive, send)
             return
         try:
-            scope, receive = await _checked(scope, receive)
+            scope, receive = await _checked(scope, receive, self._hosts)
         except Problem as problem:
             await problem.response()(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
 
-async def _checked(scope: Scope, receive: Receive) -> tuple[Scope, Receive]:
+async def _checked(scope: Scope, receive: Receive, hosts: Collection[str] | None) -> tuple[Scope, Receive]:
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
     host = headers.get("host", "")
-    if (host if host.endswith("]") else host.rpartition(":")[0] or host).lower() not in LOCAL_HOSTS:
+    name = (host if host.endswith("]") else host.rpartition(":")[0] or host).lower()
+    if hosts is not None and name not in hosts:
         raise Problem(
             421,
             "host_not_served",
-            "This service only answers to 127.0.0.1 and localhost: it asks nobody who they are.",
+            "This service doesn't answer to this name. Ask by one that it knows, or let BERTH_API_HOSTS name this one.",
         )
     scope = {**scope, "path": scope["raw_path"].decode("ascii", "replace")}
     if scope["method"] not in _WITH_BODY:

@@ -3,7 +3,7 @@
 They are the fields of the records on Kafka (``streams.rules.messages``) with the same types, without what the API
 itself knows: the agent (in the path), who asks, and until when it must be decided. An unknown field is refused, since a
 misspelt one would otherwise be lost without a word. Dropped are the obsolete ``maxConcurrentRuns``, and
-``requested_by``: who asked is what the service knows, not what the body says.
+``requested_by``: who asked is what the token says, not the body.
 """
 
 import json
@@ -25,8 +25,6 @@ from streams.rules.messages import (
 )
 from streams.rules.order import format_instant, parse_instant
 
-LOCAL_PERSON: Final = "local"
-"""Who asks, as long as nobody is asked who it is."""
 DROPPED_FIELDS: Final = ("maxConcurrentRuns", "requested_by")
 _NAMESPACE: Final = uuid.UUID("6f2c1f0e-2f0b-5d9a-9d3e-7a0c6c0a4b11")
 
@@ -160,7 +158,7 @@ class CapacityRequest(RequestBody):
     max_parallel_tasks: Any = None
 
 
-def id_from_key(agent_id: str, key: str, requester: str = LOCAL_PERSON) -> str:
+def id_from_key(agent_id: str, key: str, requester: str) -> str:
     """The id of what a client asks for with an Idempotency-Key: UUIDv5 of (requester, agent, key)."""
     return str(uuid.uuid5(_NAMESPACE, json.dumps([requester, agent_id, key])))
 

@@ -14,10 +14,12 @@ from urllib.parse import quote
 
 import pydantic
 
+from api.http.auth import Caller
 from api.http.decisions import DECIDE_SECONDS, Answer, Log, Outgoing, digest_of_fields
 from api.http.positions import LogPosition
 from api.http.problems import invalid, of_refusal, of_validation, unavailable
-from api.http.requests import LOCAL_PERSON, id_from_key, new_id, without
+from api.http.requests import id_from_key, new_id, without
+from api.http.rights import require_access
 from streams.rules import events
 from streams.rules.limits import SCHEMA_VERSION
 from streams.rules.messages import Trigger
@@ -44,20 +46,21 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """When a request came (the event loop's time) and the key with which it may be repeated."""
+    """When a request came (the event loop's time), who asks, and the key with which it may be repeated."""
 
     seconds: float
+    caller: Caller
     idempotency_key: str | None
 
     @classmethod
-    def now(cls, idempotency_key: str | None) -> "Arrival":
+    def now(cls, caller: Caller, idempotency_key: str | None = None) -> "Arrival":
         """Problem if the key can't be used."""
         key = idempotency_key
         if key is not None and not (0 < len(key) <= KEY_CHARACTERS_MAX and key.isprintable()):
             raise invalid(
                 "invalid_field", "Idempotency-Key", f"Idempotency-Key must have 1 to {KEY_CHARACTERS_MAX} characters."
             )
-        return cls(asyncio.get_running_loop().time(), key)
+        return cls(asyncio.get_running_loop().time(), caller, key)
 
     def decide_before(self) -> str:
         """Until when a command whose caller waits may take effect."""
@@ -76,6 +79,7 @@ class Writes:
         """Request a turn. ``given``: the client's fields; 201 it runs, 202 it waits. Raises Problem, LogUnavailable."""
         if arrival.idempotency_key is not None and "id" in given:
             raise invalid("invalid_field", "id", "Give either an id or an Idempotency-Key, which makes one.")
+        require_access(arrival.caller, (agent_id, *_named_agents(given)))
         trigger_id = given.get("id") or self._id(agent_id, arrival)
         conversation_id = given.get("conversation_id", trigger_id)
         fields = {
@@ -84,7 +88,7 @@ class Writes:
             "id": trigger_id,
             "agent_id": agent_id,
             "conversation_id": conversation_id,
-            "requested_by": LOCAL_PERSON,
+            "requested_by": arrival.caller.subject,
             **without(given, "id", "conversation_id"),
             "content_sha256": digest_of_fields(without(given, "id")),
         }
@@ -155,7 +159,7 @@ class Writes:
             "v": SCHEMA_VERSION,
             "id": self._id(agent_id, arrival),
             "agent_id": agent_id,
-            "requested_by": LOCAL_PERSON,
+            "requested_by": arrival.caller.subject,
             "decide_before": arrival.decide_before(),
             **given,
         }
@@ -195,10 +199,17 @@ class Writes:
 
     @staticmethod
     def _id(agent_id: str, arrival: Arrival) -> str:
-        return new_id() if arrival.idempotency_key is None else id_from_key(agent_id, arrival.idempotency_key)
+        key = arrival.idempotency_key
+        return new_id() if key is None else id_from_key(agent_id, key, arrival.caller.subject)
 
 
 _ACCEPTED: Final[Mapping[str, Any]] = {"status": "accepted", "position": None, "reason": None}
+
+
+def _named_agents(given: Mapping[str, Any]) -> list[str]:
+    """Other agents that a trigger refers to: what it waits for tells of them."""
+    parent = given.get("parent")
+    return [reference["agent_id"] for reference in (*given.get("depends_on", ()), *((parent,) if parent else ()))]
 
 
 def _outgoing(fields: Mapping[str, Any]) -> Outgoing:

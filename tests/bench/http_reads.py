@@ -27,6 +27,7 @@ from api.cli.embedded_postgres import EmbeddedPostgres
 from projections.schema import LIVE_SCHEMA, connect, migrate
 from streams.kafka import topics
 from tests.bench.processes import child
+from tests.tokens import SECRET, bearer
 
 REQUESTS_PER_SECOND: Final = 100
 WARM_UP_SECONDS: Final = 3.0
@@ -45,6 +46,7 @@ async def reads(bootstrap: str, agents: int = 1000, triggers: int = 1000, second
                 "BERTH_KAFKA": bootstrap,
                 "BERTH_DATABASE_URL": postgres.url,
                 "BERTH_DATA_DIRECTORY": directory,
+                "BERTH_JWT_SECRET": SECRET,
             }
             async with child("api.cli", "api", "--port", "0", **environment) as api:
                 _, listens = await api.event("api_listens")
@@ -85,7 +87,7 @@ async def _measure(address: str, agents: int, triggers: int, seconds: float) -> 
         "conversation": lambda: f"/api/agents/{agent()}/conversations/c-{chance.randint(1, triggers // 10 - 1)}",
     }
     measured: dict[str, Any] = {}
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(headers=bearer()) as session:
         await _until_readable(session, address)
         for name, path in paths.items():
             await _load(session, address, path, WARM_UP_SECONDS)

@@ -16,9 +16,11 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from api.cli.embedded_kafka import EmbeddedKafka
 from api.cli.embedded_postgres import EmbeddedPostgres
+from api.http.auth import EVERY_AGENT, Role
 from streams import DECISIONS, TRIGGERS, Topic
 from streams.codec import partition_of
 from tests.integration.workers import PARTITIONS, ROOT, Json, WorkerProcess
+from tests.tokens import SECRET, bearer
 
 ANSWER_SECONDS_MAX = 5.0
 """Within which every write is answered, whatever is away; the transport's own share comes on top."""
@@ -26,7 +28,7 @@ ANSWER_SECONDS_MAX = 5.0
 
 @dataclass
 class Stack:
-    """The processes of one test; ``apis`` may be asked through ``http``."""
+    """The processes of one test; ``apis`` may be asked through ``http``, as an admin with access to every agent."""
 
     kafka: EmbeddedKafka
     postgres: EmbeddedPostgres
@@ -35,6 +37,7 @@ class Stack:
     projector: WorkerProcess | None = None
     apis: list[WorkerProcess] = field(default_factory=list)
     clients: list[httpx.AsyncClient] = field(default_factory=list)
+    _further_clients: list[httpx.AsyncClient] = field(default_factory=list)
 
     @property
     def http(self) -> httpx.AsyncClient:
@@ -53,6 +56,7 @@ class Stack:
             | {
                 "BERTH_KAFKA": self.kafka.bootstrap,
                 "BERTH_DATABASE_URL": self.database_url,
+                "BERTH_JWT_SECRET": SECRET,
                 "BERTH_DATA_DIRECTORY": str(self.postgres.directory.parent / f"data-{uuid4().hex}"),
             },
             stdout=asyncio.subprocess.PIPE,
@@ -91,13 +95,23 @@ class Stack:
         api = await self.berth("api", "--port", "0")
         self.apis.append(api)
         address = (await api.logged("api_listens"))["page"]
-        client = httpx.AsyncClient(base_url=address, timeout=ANSWER_SECONDS_MAX + 5)
+        client = httpx.AsyncClient(base_url=address, timeout=ANSWER_SECONDS_MAX + 5, headers=bearer())
         self.clients.append(client)
         await until_status(client, "/healthz", 200)
         return client
 
+    def client_of(
+        self, role: Role, subject: str = "ann", agents: tuple[str, ...] = (EVERY_AGENT,)
+    ) -> httpx.AsyncClient:
+        """A client of the first API with a token of its own."""
+        client = httpx.AsyncClient(
+            base_url=self.http.base_url, timeout=self.http.timeout, headers=bearer(role, subject, agents)
+        )
+        self._further_clients.append(client)
+        return client
+
     async def stop(self) -> None:
-        for client in self.clients:
+        for client in (*self.clients, *self._further_clients):
             await client.aclose()
         running = [*self.apis, *(process for process in (self.projector, self.worker) if process is not None)]
         await asyncio.gather(*(process.discard() for process in running))

@@ -16,13 +16,14 @@ import pytest
 
 from api.cli.endpoints import listed, published
 from streams.settings import Settings
+from tests.tokens import SECRET
 
 ROOT = Path(__file__).parents[2]
 USUAL_PORT = 8080
 
 
 @contextmanager
-def berth_api(directory: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+def berth_api(directory: Path, *words: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """An API without Kafka and PostgreSQL: it starts all the same."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BERTH_")}
     process = subprocess.Popen(
@@ -33,8 +34,10 @@ def berth_api(directory: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
             "BERTH_KAFKA": "127.0.0.1:1",
             "BERTH_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing",
             "BERTH_DATA_DIRECTORY": str(directory),
+            "BERTH_JWT_SECRET": SECRET,
             "COLUMNS": "200",
-        },
+        }
+        | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -84,13 +87,24 @@ def test_without_a_wish_it_takes_the_usual_port_or_a_free_one(tmp_path: Path) ->
     assert port not in (0, USUAL_PORT)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "localhost", "10.1.2.3"])
-def test_another_host_is_refused_before_anything_starts(tmp_path: Path, host: str) -> None:
-    with berth_api(tmp_path, "--host", host) as process:
+@pytest.mark.parametrize(
+    ("host", "words"), [("localhost", "can't be served on localhost"), ("203.0.113.1", "of 203.0.113.1 can't be used")]
+)
+def test_a_host_that_is_no_address_of_this_machine_is_refused(tmp_path: Path, host: str, words: str) -> None:
+    with berth_api(tmp_path, "--host", host, "--port", "0") as process:
         said = process.communicate(timeout=30)[1]
     assert process.returncode == 1
-    assert f"can't be served on {host}" in said and "Kept:" in said and "To do:" in said
+    assert words in said and "Kept:" in said and "To do:" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(("host", "reached"), [("0.0.0.0", "127.0.0.1"), ("127.0.0.2", "127.0.0.2")])
+def test_another_address_of_this_machine_is_served(tmp_path: Path, host: str, reached: str) -> None:
+    with berth_api(tmp_path, "--host", host, "--port", "0", BERTH_API_HOSTS="127.0.0.2") as process:
+        address = address_of(process)
+        assert address.startswith(f"http://{reached}:")
+        with urllib.request.urlopen(f"{address}healthz") as answer:
+            assert answer.status == 200
 
 
 def test_a_port_that_is_wished_for_and_taken_is_an_error_that_says_so(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from aiokafka import AIOKafkaProducer
 from streams import WORKERS
 from tests.integration.http_stack import ANSWER_SECONDS_MAX, Stack, limited, read_at, until_status
 from tests.integration.workers import PARTITIONS
+from tests.tokens import bearer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -271,7 +272,7 @@ async def test_a_sigterm_answers_what_was_asked_and_loses_nothing(own_berth: Sta
     await limited(own_berth.http, "a", 1)
     assert own_berth.worker is not None
     own_berth.worker.send(signal.SIGSTOP)  # so that the requests are under way when the signal comes
-    clients = [httpx.AsyncClient(base_url=own_berth.http.base_url, timeout=10) for _ in range(20)]
+    clients = [httpx.AsyncClient(base_url=own_berth.http.base_url, timeout=10, headers=bearer()) for _ in range(20)]
     requests = [
         asyncio.create_task(client.post("/api/agents/a/triggers", json={"id": f"t{number}"}))
         for number, client in enumerate(clients)

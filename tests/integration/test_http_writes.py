@@ -13,6 +13,7 @@ from streams import CONTROLS, DECISIONS, STATUSES, TRIGGERS
 from streams.codec import partition_of
 from tests.integration.http_stack import Stack, limited, read_at
 from tests.integration.workers import PARTITIONS
+from tests.tokens import TESTER
 
 pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
 
@@ -46,7 +47,7 @@ async def test_the_record_is_what_a_worker_reads_with_its_key_its_partition_and_
     assert record["headers"] == [("via", b"http")]
     assert (record["payload"], record["message"]) == (content["payload"], "ä")
     assert record["created_at"] == "2026-03-01T10:00:00.000000Z"
-    assert (record["requested_by"], "decide_before" in record) == ("local", False)
+    assert (record["requested_by"], "decide_before" in record) == (TESTER, False)
     (_, decision) = await berth.records(DECISIONS, agent)
     assert decision["via"] == "http"
     assert decision["command"]["content_sha256"] == record["content_sha256"]

@@ -5,13 +5,14 @@ from pathlib import Path
 
 from api.http.app import create_app
 from streams.rules.events import REFUSAL_CODES
+from tests.tokens import AUTHENTICATION
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "http-api.md").read_text()
 
 
 def addresses() -> set[tuple[str, str]]:
-    paths = create_app("127.0.0.1:1", 8, "postgresql://nobody@127.0.0.1:1/nothing").openapi()["paths"]
+    paths = create_app("127.0.0.1:1", 8, "postgresql://nobody@127.0.0.1:1/nothing", AUTHENTICATION).openapi()["paths"]
     return {(method.upper(), path) for path, methods in paths.items() for method in methods}
 
 

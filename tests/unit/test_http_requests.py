@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from api.http.app import create_app
+from api.http.auth import Caller
 from api.http.decisions import Outgoing, digest_of_fields
 from api.http.requests import (
     ConversationRequest,
@@ -21,6 +22,7 @@ from api.http.requests import (
 from api.http.writes import Arrival, Writes
 from streams.rules import limits
 from streams.rules.messages import Configure, Trigger
+from tests.tokens import AUTHENTICATION, bearer
 
 KNOWN_BY_THE_API = {
     "type",
@@ -36,8 +38,8 @@ KNOWN_BY_THE_API = {
 
 def client() -> httpx.AsyncClient:
     """The application without Kafka and Postgres: enough for what is refused before either is needed."""
-    app = create_app("127.0.0.1:1", 8, "postgresql://nobody@127.0.0.1:1/nothing")
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
+    app = create_app("127.0.0.1:1", 8, "postgresql://nobody@127.0.0.1:1/nothing", AUTHENTICATION)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", headers=bearer())
 
 
 def test_a_request_has_every_field_of_the_record_that_the_api_does_not_know_itself() -> None:
@@ -174,9 +176,9 @@ async def test_a_key_that_cannot_be_used_is_refused(key: str) -> None:
 
 
 def test_an_id_from_a_key_is_that_of_requester_agent_and_key() -> None:
-    ids = {id_from_key(agent, key, who) for agent in "ab" for key in "xy" for who in ("local", "ann")}
-    assert len(ids) == 8
-    assert id_from_key("a", "x") == id_from_key("a", "x", "local")
+    ids = [id_from_key(agent, key, who) for agent in "ab" for key in "xy" for who in ("ben", "ann")]
+    assert len(set(ids)) == 8
+    assert ids == [id_from_key(agent, key, who) for agent in "ab" for key in "xy" for who in ("ben", "ann")]
 
 
 @pytest.mark.parametrize("field", ["maxConcurrentRuns", "requested_by"])
@@ -243,12 +245,13 @@ class _Recorder:
 @given(st.fixed_dictionaries({}, optional={name: strategy | st.none() for name, strategy in FIELDS.items()}), IDS)
 async def test_what_the_api_takes_a_worker_takes(content: dict[str, Any], agent_id: str) -> None:
     request = TriggerRequest.model_validate(content)
+    arrival = Arrival.now(Caller("ann", "person", None, 0.0))
     with pytest.raises(Recorded) as recorded:
-        await Writes(_Recorder(), None).trigger(agent_id, request.given(), Arrival.now(None))  # type: ignore[arg-type]
+        await Writes(_Recorder(), None).trigger(agent_id, request.given(), arrival)  # type: ignore[arg-type]
     (command,) = recorded.value.args
     written = json.loads(command.value)
     trigger = Trigger.model_validate_json(command.value)
-    assert written["requested_by"] == "local"
+    assert written["requested_by"] == "ann"
     assert (trigger.agent_id, trigger.content_sha256) == (agent_id, command.sha256)
     for name, value in request.given().items():
         assert written[name] == value

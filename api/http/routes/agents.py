@@ -2,15 +2,13 @@
 
 from typing import Any, Final
 
-import psycopg
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
-from psycopg_pool import PoolTimeout
 
 from api.http import views
-from api.http.database import ProjectionBehind
 from api.http.problems import Problem, unknown_agent
 from api.http.requests import CapacityRequest, SettingsRequest
+from api.http.rights import CallerOf
 from api.http.routes.parameters import (
     PAGE_ROWS_DEFAULT,
     AgentId,
@@ -18,7 +16,6 @@ from api.http.routes.parameters import (
     Cursor,
     MinPosition,
     Rows,
-    Service,
     ServiceOf,
     answer,
     answer_write,
@@ -35,20 +32,24 @@ _CAPACITY_RANGE: Final = (
 
 @router.get("")
 async def list_agents(
-    service: ServiceOf, min_position: MinPosition, rows: Rows = PAGE_ROWS_DEFAULT, cursor: Cursor = None
+    service: ServiceOf,
+    caller: CallerOf,
+    min_position: MinPosition,
+    rows: Rows = PAGE_ROWS_DEFAULT,
+    cursor: Cursor = None,
 ) -> JSONResponse:
-    """Agents by id, with what runs and waits now."""
+    """The agents that the caller may see by id, with what runs and waits now."""
     (after,) = views.read_cursor(cursor, 1) if cursor is not None else ("",)
     async with service.database.reading(min_position) as reading:
-        found = await reading.rows("agents_page", after_agent_id=after, visible=None, max_rows=rows)
+        found = await reading.rows("agents_page", after_agent_id=after, visible=caller.visible, max_rows=rows)
     following = views.cursor(found[-1]["agent_id"]) if len(found) == rows else None
     return answer({"agents": [views.agent_summary(row) for row in found], "next_cursor": following})
 
 
 @router.get("/slots")
-async def slots_of_agents(service: ServiceOf, min_position: MinPosition) -> Response:
-    """How many slots every agent may use (null: unlimited) and uses."""
-    agents = await service.database.slots(min_position)
+async def slots_of_agents(service: ServiceOf, caller: CallerOf, min_position: MinPosition) -> Response:
+    """How many slots every agent that the caller may see may use (null: unlimited) and uses."""
+    agents = await service.database.slots(caller.visible, min_position)
     content = f'{{"agents":{agents},"timestamp":"{views.instant(views.now())}"}}'
     return Response(content, media_type="application/json")
 
@@ -77,7 +78,6 @@ async def change_agent(
     service: ServiceOf, agent_id: AgentId, settings: SettingsRequest, arrival: ArrivalOf
 ) -> JSONResponse:
     """Change settings of an agent: absent is unchanged, null is back to the default."""
-    await _require(service, agent_id)
     given = settings.model_dump(exclude_unset=True)
     return answer_write(await service.writes.control(agent_id, "configure", given, arrival))
 
@@ -120,7 +120,6 @@ async def put_capacity(
         raise Problem(400, "missing_field", _CAPACITY_REQUIRED, members={"field": "max_parallel_tasks"})
     if type(limit) is not int or not PARALLELISM_LIMIT_MIN <= limit <= PARALLELISM_LIMIT_MAX:
         raise Problem(400, "invalid_field", _CAPACITY_RANGE, members={"field": "max_parallel_tasks"})
-    await _require(service, agent_id)
     reply = await service.writes.control(agent_id, "configure", {"parallelism_limit": limit}, arrival)
     content = {"message": "Capacity updated", "agent_name": agent_id, "max_parallel_tasks": limit, **reply.content}
     return JSONResponse(content, status_code=200)
@@ -162,17 +161,3 @@ async def read_queue(
         following = views.cursor(*(found[-1][name] for name in before))
     queue = [views.queued(agent, row, passed + index, at) for index, row in enumerate(found, start=1)]
     return answer({"agent_id": agent_id, "waiting": agent["waiting"], "queue": queue, "next_cursor": following})
-
-
-async def _require(service: Service, agent_id: str) -> None:
-    """404 if there is certainly no such agent: ``configure`` would create it, and a misspelt id with it.
-
-    With the database away or behind nobody knows, and the write goes on.
-    """
-    try:
-        async with service.database.reading(service.log.position_of(agent_id)) as reading:
-            found = await reading.row("agent", agent_id=agent_id)
-    except (psycopg.OperationalError, PoolTimeout, ProjectionBehind):
-        return
-    if found is None:
-        raise unknown_agent(agent_id)

@@ -7,12 +7,14 @@ from fastapi import Depends, Header, Path, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator
 
+from api.http.auth import Authentication
 from api.http.database import Database
 from api.http.decisions import Log
 from api.http.intake import decoded
 from api.http.positions import LogPosition, read_position
 from api.http.problems import invalid
 from api.http.readiness import Readiness
+from api.http.rights import CallerOf
 from api.http.writes import Arrival, Reply, Writes
 from streams.rules.messages import Id
 
@@ -28,6 +30,7 @@ class Service:
     log: Log
     writes: Writes
     readiness: Readiness
+    authentication: Authentication
 
 
 async def _service(request: Request) -> Service:
@@ -49,11 +52,12 @@ async def _min_position(
 
 
 async def _arrival(
+    caller: CallerOf,
     idempotency_key: Annotated[
         str | None, Header(description="the same key gives the same answer, however often it is sent")
     ] = None,
 ) -> Arrival:
-    return Arrival.now(idempotency_key)
+    return Arrival.now(caller, idempotency_key)
 
 
 ServiceOf = Annotated[Service, Depends(_service)]
