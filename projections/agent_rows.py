@@ -176,7 +176,7 @@ class AgentStep:
         if known is not None and known.ended_at is None:
             raise DoesNotFit(f"trigger {event.trigger_id!r} of agent {key[0]!r} is accepted while it lives")
         self.rows.triggers[key] = _accepted_row(self.agent.agent_id, command, event, self.decision)
-        for position, dependency in enumerate(command.depends_on or ()):
+        for position, dependency in enumerate(dict.fromkeys(command.depends_on or ())):
             self.rows.dependencies[*key, position] = DependencyRow(
                 *key, position, dependency.agent_id, dependency.conversation_id
             )
@@ -310,6 +310,11 @@ class AgentStep:
     # What else it waits for
 
     def _approved(self, trigger: TriggerRow) -> None:
+        outcomes = (
+            self.rows.dependencies[trigger.agent_id, trigger.trigger_id, position].outcome
+            for position in range(trigger.dependencies)
+        )
+        trigger.failures_approved = any(outcome in _FAILURES for outcome in outcomes)
         trigger.approved_at = self.at
         command = self.decision.command
         trigger.approved_by = command.requested_by if isinstance(command, Approve) else None
@@ -320,6 +325,7 @@ class AgentStep:
             row = self.rows.dependencies[trigger.agent_id, trigger.trigger_id, position]
             if (row.dependency_agent_id, row.dependency_conversation_id) == (event.agent_id, event.conversation_id):
                 row.outcome, row.told_at = event.outcome, self.at
+                trigger.failures_approved = trigger.failures_approved and event.outcome not in _FAILURES
                 return
         raise DoesNotFit(f"trigger {event.trigger_id!r} does not depend on {event.conversation_id!r}")
 
@@ -344,6 +350,7 @@ class AgentStep:
         self._forget_needs(trigger)
 
 
+_FAILURES: Final = ("failed", "stopped")
 _SETTINGS: Final = frozenset(Configure.model_fields) & frozenset(AgentRow.__dataclass_fields__) - {"agent_id"}
 
 
@@ -375,7 +382,7 @@ def _accepted_row(agent_id: str, command: Trigger, event: events.Accepted, decis
         folder=event.folder,
         organization_id=command.organization_id,
         department_id=command.department_id,
-        execution_class=command.execution_class or "standard",
+        execution_class=event.execution_class or command.execution_class or "standard",
         parent_agent_id=command.parent.agent_id if command.parent else None,
         parent_trigger_id=command.parent.trigger_id if command.parent else None,
         restarts=command.restarts,
@@ -385,5 +392,5 @@ def _accepted_row(agent_id: str, command: Trigger, event: events.Accepted, decis
         max_attempts=event.max_attempts,
         payload_bytes=command.payload.bytes if command.payload else 0,
         approval_required=bool(command.approval_required),
-        dependencies=len(command.depends_on or ()),
+        dependencies=len(set(command.depends_on or ())),
     )

@@ -137,7 +137,7 @@ class Named:
                     self._ending.add((agent_id, trigger_id))
             if isinstance(event, events.Accepted) and isinstance(decision.command, Trigger):
                 self.conversations.add((agent_id, decision.command.conversation_id))
-                self._add_dependencies((agent_id, decision.command.id), len(decision.command.depends_on or ()))
+                self._add_dependencies((agent_id, decision.command.id), len(set(decision.command.depends_on or ())))
             elif isinstance(event, events.Claimed):
                 self.trigger_claims.add((agent_id, event.trigger_id))
             elif isinstance(event, events.Forgotten):

@@ -140,6 +140,7 @@ class TriggerRow:
     approval_required: bool = False
     approved_at: int | None = None
     approved_by: str | None = None
+    failures_approved: bool = False
     degraded: bool = False
     dependencies: int = 0
 

@@ -1,4 +1,4 @@
-"""Seeded lives of agents, decided by real partitions, as the records that a projector reads.
+"""Seeded lives of agents and sites, decided by real partitions, as the records that a projector reads.
 
 What is decided is real; what is asked is odd on purpose: ids that differ only in case, look like joined ids or like
 patterns of SQL, texts that PostgreSQL can't hold, statuses that come late, twice, for nobody, and bad records.
@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from projections.store import Batch, LogRecord, Position
-from streams import DEAD_LETTERS, DECISIONS, TEXTS, TRIGGERS
-from streams.codec import partition_of
+from streams import DEAD_LETTERS, DECISIONS, SITE_DECISIONS, TEXTS, TRIGGERS
+from streams.codec import Record, partition_of
 from streams.rules.agent.state import Agent
 from streams.rules.order import SECOND, format_instant
+from streams.rules.site.state import Site
 from tests.driving import T0, Driven
 
 AGENTS: Final = ("A", "a", "a:b", "a:", "b", "%", "_", "100%_\\", "é", "e\u0301", "\U0001f600", "Ω'\"", "z" * 200)
@@ -29,7 +30,9 @@ TEXTS_OF_PEOPLE: Final = (
     "%_'\"\\",
     "x" * 300,
 )
-PROJECTED: Final = (DECISIONS.name, TEXTS.name, DEAD_LETTERS.name)
+PROJECTED: Final = (DECISIONS.name, SITE_DECISIONS.name, TEXTS.name, DEAD_LETTERS.name)
+SITES: Final = ("default", "s", "S%'")
+FOLDERS: Final = ("/", "/a", "/a/b", "//a/bc/", "/a/b/c%_'", None)
 
 
 class History:
@@ -40,7 +43,7 @@ class History:
         self.agents = tuple(agents)
         self.partitions = partitions
         self.driven = {
-            number: Driven(self.random.choice([1, 2, 3]), partitions, number, verified=False)
+            number: Driven(self.random.choice([1, 2, 3]), partitions, number, verified=False, delivers=False, pool=2)
             for number in range(partitions)
         }
         self._count = 0
@@ -51,6 +54,10 @@ class History:
         """The agent as its decider holds it, if it was ever named."""
         return self._of(agent_id).partition.agents.get(agent_id)
 
+    def site(self, site_id: str) -> Site | None:
+        """The site as its decider holds it, if it was ever named."""
+        return self._of(site_id).partition._sites.sites.get(site_id)
+
     def live(self, steps: int) -> "History":
         """So many things happen, to any agent."""
         for _ in range(steps):
@@ -58,7 +65,32 @@ class History:
         return self
 
     def happen(self, agent_id: str) -> None:
-        """Something happens to this agent."""
+        """Something happens to this agent or to a site; what deciders then tell each other arrives now or later."""
+        if self.random.random() < 0.06:
+            self._site_control(self.random.choice(SITES))
+        else:
+            self._happen(agent_id)
+        while self.random.random() < 0.9 and self._deliver():
+            pass
+
+    def deliver_all(self) -> "History":
+        """Everything that deciders have told each other arrives."""
+        while self._deliver():
+            pass
+        return self
+
+    def _deliver(self) -> bool:
+        """The oldest message of some partition arrives at its own; False if there is none."""
+        senders = [driven for driven in self.driven.values() if driven.undelivered]
+        if not senders:
+            return False
+        output = self.random.choice(senders).undelivered.pop(0)
+        assert output.partition is not None
+        to = self.driven[output.partition]
+        to._take_in(Record(output.topic, to.number, to.offset(output.topic), output.key, output.value, output.headers))
+        return True
+
+    def _happen(self, agent_id: str) -> None:
         chance, driven = self.random, self._of(agent_id)
         agent = driven.partition.agents.get(agent_id)
         live = list(agent.triggers) if agent else []
@@ -120,8 +152,53 @@ class History:
         if chance.random() < 0.1:
             fields["expires_at"] = _at(driven, chance.choice([-1, 2, 200]))
         if fields.get("interactive") and "on_busy" not in fields:
-            fields["on_busy"] = chance.choice(["queue", "later", "force"])
+            fields["on_busy"] = chance.choice(["queue", "later", "force", "ask", "interrupt"])
+        if chance.random() < 0.35:
+            fields |= self._resources()
+        if chance.random() < 0.08:
+            fields["approval_required"] = True
+        if chance.random() < 0.1:
+            fields["depends_on"] = [
+                {"agent_id": chance.choice(self.agents), "conversation_id": f"c{chance.choice('abAB:%')}"}
+                for _ in range(chance.choice([1, 2, 3]))
+            ]
+        if chance.random() < 0.1:
+            fields["decide_before"] = _at(driven, 4)
         driven.trigger(id, agent_id, **fields)
+
+    def _resources(self) -> dict[str, Any]:
+        """A worker, a folder of an environment, or both."""
+        chance = self.random
+        fields: dict[str, Any] = {"site": chance.choice(SITES)}
+        if chance.random() < 0.7:
+            fields["worker"] = True
+        if chance.random() < 0.7 or "worker" not in fields:
+            fields |= {"environment_id": chance.choice(["e", "E"]), "folder": chance.choice(FOLDERS)}
+        return fields
+
+    def _site_control(self, site: str) -> None:
+        chance, driven = self.random, self._of(site)
+        kind = chance.choices(
+            ["configure_site", "pause_site", "resume_site", "gate", "delete_folder", "delete_environment"],
+            [30, 8, 30, 30, 10, 3],
+        )[0]
+        fields: dict[str, Any] = {}
+        match kind:
+            case "configure_site":
+                fields["capacity"] = chance.choice([0, 1, 2, 5])
+            case "gate":
+                fields |= {"scope": "organization", "name": chance.choice(["o", "O"])}
+                if chance.random() < 0.2:
+                    fields |= {"scope": "department", "name": "d"}
+                if chance.random() < 0.5:
+                    fields["enabled"] = chance.random() < 0.6
+                if chance.random() < 0.5:
+                    fields["run_budget"] = chance.choice([0, 1, 3, None, None])
+            case "delete_folder" | "delete_environment":
+                fields["environment_id"] = chance.choice(["e", "E"])
+                if kind == "delete_folder":
+                    fields["path"] = chance.choice(FOLDERS[:-1])
+        driven.site_control(kind, site, **fields)
 
     def _status(self, driven: Driven, agent_id: str, trigger_id: str, status: str, execution_id: str | None) -> None:
         chance = self.random
@@ -138,7 +215,8 @@ class History:
         chance = self.random
         trigger_id = chance.choice(live) if live else "nobody"
         kind = chance.choices(
-            ["configure", "pause", "resume", "archive", "reschedule", "resume_trigger"], [30, 8, 30, 4, 15, 20]
+            ["configure", "pause", "resume", "archive", "reschedule", "resume_trigger", "approve"],
+            [30, 8, 30, 4, 15, 20, 20],
         )[0]
         match kind:
             case "configure":
@@ -149,11 +227,16 @@ class History:
                     "display_name": chance.choice(["Name %", None]),
                     "agent_type": chance.choice(["x", None]),
                     "default_timeout_seconds": chance.choice([100, None]),
+                    "run_budget": chance.choice([0, 2, 9, None, None]),
+                    "default_environment_id": chance.choice(["e", None, None, None]),
                 }
                 driven.configure(agent_id, **{name: v for name, v in settings.items() if chance.random() < 0.4})
             case "reschedule":
                 driven.control(kind, agent_id, trigger_id=trigger_id, available_at=_at(driven, chance.choice([-9, 60])))
             case "resume_trigger":
+                on_busy = chance.choice([None, "queue", "ask", "force"])
+                driven.control(kind, agent_id, trigger_id=trigger_id, **({"on_busy": on_busy} if on_busy else {}))
+            case "approve":
                 driven.control(kind, agent_id, trigger_id=trigger_id)
             case _:
                 driven.control(kind, agent_id)

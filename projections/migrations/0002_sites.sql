@@ -40,8 +40,9 @@ ALTER TABLE triggers
     ADD COLUMN approval_required boolean NOT NULL DEFAULT false,
     ADD COLUMN approved_at timestamptz,             -- null: nobody did
     ADD COLUMN approved_by text COLLATE "C",
+    ADD COLUMN failures_approved boolean NOT NULL DEFAULT false, -- it may start although a dependency failed or stopped
     ADD COLUMN degraded boolean NOT NULL DEFAULT false, -- its folder was deleted: it runs without
-    ADD COLUMN dependencies bigint NOT NULL DEFAULT 0;  -- how many it was accepted with
+    ADD COLUMN dependencies bigint NOT NULL DEFAULT 0;  -- how many it was accepted with, repeats left out
 
 -- One row a conversation that a live trigger depends on. They go with the trigger's end.
 CREATE TABLE dependencies (
@@ -52,7 +53,7 @@ CREATE TABLE dependencies (
     dependency_conversation_id text COLLATE "C" NOT NULL,
     outcome text COLLATE "C",                       -- as its agent told last: finished, failed, stopped, unknown;
                                                     -- null: it lives, or its agent has not answered
-    told_at timestamptz,                            -- null: it has not answered
+    told_at timestamptz,                            -- when that was told; null: it was never anything else
     PRIMARY KEY (agent_id, trigger_id, position)
 );
 
