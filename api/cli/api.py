@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import resource
 import signal
 import socket
 from types import FrameType
@@ -17,12 +18,16 @@ from api.cli.endpoints import published
 from api.cli.worker import log_as_json
 from api.http.app import create_app
 from api.http.auth import Authentication
+from api.http.live import Live
 from streams.settings import load_settings
 
 LOCAL: Final = "127.0.0.1"
 USUAL_PORT: Final = 8080
 STOP_SECONDS_MAX: Final = 6
 """Requests under way when asked to stop are answered: the longest wait is 5 s."""
+
+UNREAD_MILLISECONDS_MAX: Final = 30_000
+CONNECTIONS_MAX: Final = 10_000
 
 log = structlog.get_logger()
 
@@ -47,6 +52,7 @@ def api(
     settings = load_settings()
     authentication = Authentication.of(settings, local_secret.find(settings))
     log_as_json()
+    _allow_connections()
     listener = _listen(host, port)
     address = _address(host, listener.getsockname()[1])
     app = create_app(
@@ -69,8 +75,28 @@ def api(
         signal.signal(number, _already_asked)
     with published(settings, api=address):
         log.info("api_listens", page=f"{address}/", readyz=f"{address}/readyz")
-        asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
+        asyncio.run(_Server(config, app.state.service.live).serve(sockets=[listener]))
     log.info("api_stopped")
+
+
+class _Server(uvicorn.Server):
+    """Ends the streams of live events before it waits for requests under way: those streams never end by themselves."""
+
+    def __init__(self, config: uvicorn.Config, live: Live) -> None:
+        super().__init__(config)
+        self._live = live
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called by uvicorn when it was asked to stop."""
+        self._live.end()
+        await super().shutdown(sockets)
+
+
+def _allow_connections() -> None:
+    """Enough for the live clients: many systems begin with 1,024 or fewer, and let a program ask for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = CONNECTIONS_MAX if hard == resource.RLIM_INFINITY else min(hard, CONNECTIONS_MAX)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
 def _already_asked(_number: int, _frame: FrameType | None) -> None:
@@ -99,6 +125,9 @@ def _listen(host: str, port: int | None) -> socket.socket:
         # With the protocol named, asyncio turns Nagle's algorithm off, which holds parts of an answer back for 40 ms.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # A client that takes nothing of its answer for so long is cut off, whatever it says meanwhile.
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MILLISECONDS_MAX)
         try:
             listener.bind((host, wanted))
             listener.listen(1024)

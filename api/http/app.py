@@ -22,9 +22,11 @@ from api.http.database import Database, ProjectionBehind
 from api.http.decisions import Log
 from api.http.envelope import Envelope
 from api.http.intake import Intake
+from api.http.live import Live
+from api.http.metrics import answer_metrics
 from api.http.readiness import Readiness
 from api.http.rights import require_right
-from api.http.routes import agents, conversations, triggers
+from api.http.routes import agents, conversations, events, triggers
 from api.http.routes.parameters import Service, ServiceOf
 from api.http.writes import Writes
 
@@ -64,6 +66,7 @@ def create_app(
     app.state.service = Service(
         database=database,
         log=service_log,
+        live=Live(bootstrap, partitions, service_log),
         writes=Writes(service_log, database),
         readiness=Readiness(bootstrap, partitions, database),
         authentication=authentication,
@@ -80,10 +83,11 @@ def create_app(
     app.add_middleware(Envelope)
     problems.install(app)
     app.add_exception_handler(ProjectionBehind, _answer_behind)
-    for router in (agents.router, triggers.router, conversations.router):
+    for router in (agents.router, triggers.router, conversations.router, events.router):
         app.include_router(router)
     app.add_api_route("/healthz", _health, methods=["GET"], tags=["operation"])
     app.add_api_route("/readyz", _ready, methods=["GET"], tags=["operation"])
+    app.add_api_route("/metrics", answer_metrics, methods=["GET"], tags=["operation"])
     app.add_api_route("/", _page, methods=["GET"], include_in_schema=False)
     app.add_api_route("/dashboard/{name}", _page_file, methods=["GET"], include_in_schema=False)
     return app

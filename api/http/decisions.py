@@ -30,7 +30,7 @@ import asyncio
 import hashlib
 import json
 from collections import OrderedDict, defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -54,6 +54,8 @@ CONNECT_SECONDS_MAX: Final = 10.0
 RECONNECT_SECONDS: Final = 0.5
 REQUEST_TIMEOUT_MILLISECONDS: Final = 5_000
 REMEMBERED_ANSWERS_MAX: Final = 10_000
+RECORDS_AT_ONCE: Final = 50
+"""After so many records others get a turn: requests, and the clients that are shown what was read."""
 LOG_SECONDS_MIN: Final = 10.0
 """Kafka being away is logged at most this often."""
 
@@ -147,6 +149,16 @@ class Log:
         """Behind the newest decision that was read, by partition."""
         self._read_to: dict[TopicPartition, int] = {}
         """Where reading goes on: a new connection must not pass over what was decided in between."""
+        self._listeners: list[Callable[[ConsumerRecord], None]] = []
+
+    def listen(self, listener: Callable[[ConsumerRecord], None]) -> None:
+        """Call ``listener`` with every record from now on, in order, each once."""
+        self._listeners.append(listener)
+
+    @property
+    def read_to(self) -> Mapping[TopicPartition, int]:
+        """Where reading goes on, by partition of both logs; empty before it began."""
+        return self._read_to
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -276,9 +288,13 @@ class Log:
                     await asyncio.gather(fetch, return_exceptions=True)
                     continue
                 for target, records in result_of(fetch).items():
-                    for record in records:
+                    for number, record in enumerate(records, start=1):
                         self._take(record)
                         self._read_to[target] = record.offset + 1
+                        for listener in self._listeners:
+                            listener(record)
+                        if number % RECORDS_AT_ONCE == 0:
+                            await asyncio.sleep(0)
         finally:
             broken.cancel()
 

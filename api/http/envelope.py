@@ -12,6 +12,8 @@ import structlog
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.http.metrics import count_request
+
 HEADERS: Final[Mapping[str, str]] = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -53,6 +55,7 @@ class Envelope:
             await self._app(scope, receive, dress)
         finally:
             route, caller = state.get("route"), state.get("caller")
+            count_request(scope["method"], route, status, time.perf_counter() - began)
             if route not in _QUIET or status == 500:
                 log.info(
                     "request",

@@ -396,15 +396,18 @@ class Live:
             where, found = reading.result()
             for part in _chunks(found):
                 yield part
+                await asyncio.sleep(0)  # sending may not wait for anything, also when the client has gone
             yield _comment(where)
         for part in _chunks(missed):
             yield part
+            await asyncio.sleep(0)
         assert self._tail is not None
         loop = asyncio.get_running_loop()
         comment_at_seconds = loop.time() + COMMENT_SECONDS
         while True:
             if client.pending:
                 yield client.take()
+                await asyncio.sleep(0)
                 comment_at_seconds = loop.time() + COMMENT_SECONDS
             elif loop.time() >= comment_at_seconds:
                 yield _comment(self._tail)  # everything before it was taken out of the queue

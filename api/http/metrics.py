@@ -14,7 +14,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 API_METRICS = CollectorRegistry()
 ProcessCollector(registry=API_METRICS)
 

@@ -11,6 +11,7 @@ from api.http.auth import Authentication
 from api.http.database import Database
 from api.http.decisions import Log
 from api.http.intake import decoded
+from api.http.live import Live
 from api.http.positions import LogPosition, read_position
 from api.http.problems import invalid
 from api.http.readiness import Readiness
@@ -28,6 +29,7 @@ class Service:
 
     database: Database
     log: Log
+    live: Live
     writes: Writes
     readiness: Readiness
     authentication: Authentication
