@@ -1,5 +1,6 @@
 """Tokens of the tests: a secret of this run, and headers of whoever a test wants to be."""
 
+import json
 import secrets
 import time
 from typing import Any
@@ -26,4 +27,5 @@ def claims(**changes: Any) -> dict[str, Any]:
 
 
 def signed(content: dict[str, Any], key: Any = SECRET, algorithm: str = "HS256", **headers: Any) -> str:
-    return jwt.encode(content, key, algorithm, headers=headers or None)
+    """A token of any claims, also of such that can't be."""
+    return jwt.api_jws.encode(json.dumps(content).encode(), key, algorithm, headers=headers or None)

@@ -17,9 +17,22 @@ const WORDS = {
 
 const rows = new Map(); // agent id -> its row and what it shows
 let agents = [];
-let chosen = decodeURIComponent(location.hash.slice(1)) || null;
+let chosen = null;
 
 const byId = (id) => document.getElementById(id);
+
+// The token comes in the address's fragment, which no server gets to see, and is kept for this tab only.
+const TOKEN = "berth-token";
+
+function readFragment() {
+  const fragment = location.hash.slice(1);
+  if (fragment.startsWith("token=")) {
+    sessionStorage.setItem(TOKEN, fragment.slice("token=".length));
+    history.replaceState(null, "", location.pathname + location.search);
+  } else {
+    chosen = decodeURIComponent(fragment) || null;
+  }
+}
 
 function element(name, className, text) {
   const made = document.createElement(name);
@@ -29,8 +42,12 @@ function element(name, className, text) {
 }
 
 async function ask(path) {
-  const answer = await fetch(path, { headers: { accept: "application/json" } });
+  const token = sessionStorage.getItem(TOKEN);
+  const headers = { accept: "application/json" };
+  if (token) headers.authorization = `Bearer ${token}`;
+  const answer = await fetch(path, { headers, cache: "no-store" });
   const content = await answer.json();
+  if (answer.status === 401) askForToken(token);
   if (!answer.ok && path !== "/readyz") throw Object.assign(new Error(content.detail), { code: content.code });
   return content;
 }
@@ -206,6 +223,23 @@ async function showChosen() {
   byId("detail-body").hidden = false;
 }
 
+function askForToken(refused) {
+  if (sessionStorage.getItem(TOKEN) !== refused) return; // another one was given meanwhile
+  sessionStorage.removeItem(TOKEN);
+  byId("sign-in").hidden = false;
+  if (document.activeElement === document.body) byId("token").focus();
+}
+
+function signIn(event) {
+  event.preventDefault();
+  // What berth token --page prints is taken as well as the token alone.
+  const given = byId("token").value.trim();
+  sessionStorage.setItem(TOKEN, given.slice(given.indexOf("#token=") + 1).replace(/^token=/, ""));
+  byId("token").value = "";
+  byId("sign-in").hidden = true;
+  refresh().catch(failed);
+}
+
 function health(good, text) {
   const line = byId("health");
   const className = good ? "good" : "bad";
@@ -231,6 +265,13 @@ async function poll() {
   setTimeout(poll, POLL_MILLISECONDS);
 }
 
+byId("sign-in").addEventListener("submit", signIn);
+addEventListener("hashchange", () => {
+  readFragment();
+  byId("sign-in").hidden = true;
+  refresh().catch(failed);
+});
+readFragment();
 byId("find").addEventListener("input", showAgents);
 byId("order").addEventListener("change", showAgents);
 document.addEventListener("visibilitychange", () => document.hidden || refresh().catch(failed));

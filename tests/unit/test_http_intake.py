@@ -157,7 +157,7 @@ async def test_an_unexpected_error_tells_nothing_of_the_inside(monkeypatch: pyte
 
     app.add_api_route("/fails", fail)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    monkeypatch.setitem(RIGHTS, ("GET", "/fails"), OPEN)
+    monkeypatch.setattr("api.http.rights.RIGHTS", {**RIGHTS, ("GET", "/fails"): OPEN})
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
         answer = await http.get("/fails")
     assert answer.status_code == 500
