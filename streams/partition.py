@@ -12,6 +12,7 @@ on in single steps to find the record (which stops the partition) or the timer (
 """
 
 import hashlib
+from collections.abc import Mapping
 from itertools import islice
 from typing import Final, Literal, NamedTuple
 
@@ -36,6 +37,7 @@ from streams.rules.messages import (
     Trigger,
 )
 from streams.rules.order import SECOND, format_instant
+from streams.rules.site.state import Site
 from streams.rules.site_events import SiteCommand
 from streams.rules.site_messages import Internal
 from streams.sites import Sites
@@ -101,6 +103,10 @@ class Partition:
         self._changed_texts: dict[tuple[str, str], bytes | None] = {}
         self._moved = False
         self._sites = Sites(defaults, partitions)
+
+    @property
+    def sites(self) -> Mapping[str, Site]:
+        return self._sites.sites
 
     # Restoring
 
@@ -254,6 +260,14 @@ class Partition:
         self._changed_texts = {}
         self._moved = False
         return changes
+
+    def take_outputs(self) -> list[Output]:
+        """What would be sent, for a replay that stores nothing: which rows changed is forgotten."""
+        outputs = [*self._outputs, *self._sites.take_outputs()]
+        for agent in self._changed_agents.values():
+            agent.changed.clear()
+        self._outputs, self._changed_agents, self._changed_texts, self._moved = [], {}, {}, False
+        return outputs
 
     # Deciding
 

@@ -70,6 +70,14 @@ class Sites:
             site.changed.clear()
             self._note(site)
 
+    def take_outputs(self) -> list[Output]:
+        """Records since the last time; which rows changed is forgotten."""
+        outputs, self._outputs = self._outputs, []
+        for site in self._changed.values():
+            site.changed.clear()
+        self._changed = {}
+        return outputs
+
     def take(self) -> tuple[list[Output], dict[bytes, bytes | None]]:
         """Records and rows since the last time."""
         outputs, self._outputs = self._outputs, []
@@ -159,6 +167,15 @@ def site_decision_of(site: Site, step: SiteStep, cause: events.Cause, via: Via) 
 def read_site(value: bytes) -> SiteRow:
     """A site's header row."""
     return _SITE.validate_json(value)
+
+
+def rows_of(site: Site) -> dict[bytes, bytes]:
+    """All of a site's rows, as they would be stored, but for the ids of controls that it remembers."""
+    refs = [SiteRowRef("site"), *(SiteRowRef("gate", gate) for gate in site.gates)]
+    refs += [SiteRowRef("deletion", deletion) for deletion in site.deletions]
+    refs += [SiteRowRef("claim", claim) for claim in site.claims]
+    rows = {codec.write_key(_row_key(site.site_id, ref)): _row_value(site, ref) for ref in refs}
+    return {key: value for key, value in rows.items() if value is not None}
 
 
 def _row_key(site_id: str, ref: SiteRowRef) -> codec.Key:

@@ -68,6 +68,7 @@ COMMANDS: Final = (
     "bench",
     "verify",
     "as-of",
+    "what-if",
     "audit",
     "skip",
 )
