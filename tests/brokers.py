@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
+from aiokafka.protocol.group import LeaveGroupRequest
 
 from streams import APPLICATION_ID, TOPICS
 from streams.kafka import topics
@@ -41,6 +42,22 @@ async def delete_topics(admin: AIOKafkaAdminClient, names: Sequence[str]) -> Non
     if existing:
         await admin.delete_topics(sorted(existing))
         await until(gone)
+
+
+async def forget_members(bootstrap: str) -> None:
+    """Take everybody out of Berth's group: for workers that are dead, whose session nobody wants to wait for."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        (answer,) = await admin.describe_consumer_groups([APPLICATION_ID])
+        coordinator = await admin.find_coordinator(APPLICATION_ID)
+        for group in answer.groups:
+            for member_id, *_ in group[5]:
+                left = await admin._client.send(coordinator, LeaveGroupRequest(APPLICATION_ID, member_id))
+                assert left.error_code == 0
+        await until(lambda: _group_is_empty(admin))
+    finally:
+        await admin.close()
 
 
 async def until(condition: Callable[[], Awaitable[bool]], *, timeout_seconds: float = 10.0) -> None:

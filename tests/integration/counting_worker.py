@@ -13,7 +13,7 @@ from streams.settings import load_settings
 from tests.integration.counting import CountingPartition
 
 
-def main() -> int:
+def log_as_json() -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     structlog.configure(
         processors=[
@@ -24,6 +24,10 @@ def main() -> int:
         ],
         logger_factory=structlog.PrintLoggerFactory(sys.stdout),
     )
+
+
+def main() -> int:
+    log_as_json()
     return asyncio.run(run_worker(load_settings(), cast("MakePartition", CountingPartition)))
 
 

@@ -162,15 +162,15 @@ class Play:
         """Everything that was accepted has ended, and holds nothing at any site."""
 
         def ended() -> bool:
-            return all((self.has_ended(id) or self._was_refused(id)) and self.holds_nothing(id) for id in self.accepted)
+            return all((self.has_ended(id) or self.was_refused(id)) and self.holds_nothing(id) for id in self.accepted)
 
         await self.until(ended, "all have ended", timeout_seconds)
 
-    def _was_refused(self, id: Id) -> bool:
-        return id[1] in self.answers and "refusal" in self.answers[id[1]]
+    def was_refused(self, id: Id) -> bool:
+        return bool(self.events["refused", *id]) or "refusal" in self.answers.get(id[1], ())
 
     def account(self) -> str:
-        left = [id for id in self.accepted if not (self.has_ended(id) or self._was_refused(id))]
+        left = [id for id in self.accepted if not (self.has_ended(id) or self.was_refused(id))]
         seen = {id: [event for event, *of in self.events if tuple(of) == id and self.events[event, *id]] for id in left}
         return f"{len(left)} of {len(self.accepted)} have not ended: {list(seen.items())[:10]}\n{self.clashes}"
 

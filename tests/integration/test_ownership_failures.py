@@ -157,7 +157,7 @@ async def test_what_a_site_left_over_and_the_rules_fail_on_stops_its_partition_u
         found = await wait_for_decisions(topics.bootstrap, 0, lambda found: len(found) == 4)
         said = [value.get("site", value.get("topic")) for value in found]
         assert said[:2] == [TRIGGERS.name, "hall"], "what is left over comes before anything else"
-        assert sorted(said[2:]) == [STATUSES.name, TRIGGERS.name]
+        assert sorted(map(str, said[2:])) == [STATUSES.name, TRIGGERS.name]
 
 
 async def test_timers_wait_for_what_was_there_at_take_over_and_fire_without_traffic(topics: EmbeddedKafka) -> None:
