@@ -73,11 +73,9 @@ class History:
         while self.random.random() < 0.9 and self._deliver():
             pass
 
-    def deliver_all(self) -> "History":
-        """Everything that deciders have told each other arrives."""
-        while self._deliver():
-            pass
-        return self
+    def send_to_site(self, site: str) -> None:
+        """A control arrives at this site."""
+        self._site_control(site)
 
     def _deliver(self) -> bool:
         """The oldest message of some partition arrives at its own; False if there is none."""

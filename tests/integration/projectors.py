@@ -9,7 +9,6 @@ import random
 import signal
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, cast
 
@@ -23,14 +22,21 @@ from projections import projector as projector_module
 from projections import schema
 from projections.projector import Projector
 from projections.rebuild import compare
+from projections.row_sets import RowSets
 from projections.store import Applied, LogRecord, Store
-from projections.tables import TABLES
+from projections.tables import FOLDED, TABLES, key_of
 from streams.rules.agent.state import Agent
 from tests.brokers import until
-from tests.histories import batch_of
+from tests.histories import SITES, History, batch_of
 from tests.integration.workers import WorkerProcess
+from tests.projected import check_agent_rows, check_site_rows
 
 WAIT_SECONDS: Final = 60.0
+_COUNTED: Final = (
+    ("decisions", "decisions"),
+    ("site-decisions", "site_decisions"),
+    ("dead-letters", "dead_letters"),
+)
 
 
 class Publisher:
@@ -81,7 +87,7 @@ class Publisher:
         async def all_there() -> bool:
             try:
                 async with await psycopg.AsyncConnection.connect(url) as connection:
-                    for topic, table in (("decisions", "decisions"), ("dead-letters", "dead_letters")):
+                    for topic, table in _COUNTED:
                         cursor = await connection.execute(f"SELECT count(*) FROM berth.{table}")
                         seen[f"berth.{topic}"] = cast("tuple[int]", await cursor.fetchone())[0]
                     positions = await connection.execute(
@@ -243,58 +249,42 @@ def fresh(database: str, name: str) -> Store:
     return other
 
 
-def check_agent(store: Store, agent: Agent | None, agent_id: str) -> None:
-    """The rows of one agent against the state that its decider holds."""
-    read = partial(store.connection.execute, binary=True)  # instants as microseconds
-    row = read(
-        "SELECT seq, created, paused, archived, parallelism_limit, owner, running, waiting, on_hold FROM agents"
-        " WHERE agent_id = %s",
-        (agent_id,),
-    ).fetchone()
-    if agent is None or agent.row.seq == 0:
-        assert row is None
-        return
-    limit = None if agent.row.parallelism_limit == "unlimited" else agent.row.parallelism_limit
-    states = [trigger.state for trigger in agent.triggers.values()]
-    assert row == (
-        *(agent.row.seq, agent.row.created, agent.row.paused, agent.row.archived, limit, agent.row.owner),
-        *(states.count("running"), states.count("waiting"), states.count("paused")),
-    )
-    live = read(
-        "SELECT trigger_id, state, conversation_id, available_at, created_at, attempt, failures, place_rank,"
-        " place_number, grace_until FROM triggers WHERE agent_id = %s AND ended_at IS NULL",
-        (agent_id,),
-    ).fetchall()
-    assert {trigger_id: tuple(rest) for trigger_id, *rest in live} == {
-        trigger.trigger_id: (
-            *(trigger.state, trigger.conversation_id, trigger.available_at, trigger.created_at, trigger.attempt),
-            *(trigger.failures, *(trigger.place or (None, None)), trigger.grace_until),
-        )
-        for trigger in agent.triggers.values()
-    }
+def check_rows(store: Store, history: History) -> None:
+    """The rows of all agents and sites against the state that their deciders hold."""
+    rows = stored_rows(store)
+    for agent_id in history.agents:
+        check_agent_rows(rows, history.agent(agent_id), agent_id)
+        check_agent_reads(store, history.agent(agent_id), agent_id)
+    for site_id in SITES:
+        check_site_rows(rows, history.site(site_id), site_id)
+
+
+def stored_rows(store: Store) -> RowSets:
+    """Every row that changes with decisions, as the projector reads it."""
+    rows = RowSets()
+    for table in FOLDED:
+        names = sql.SQL(", ").join(map(sql.Identifier, table.columns))
+        statement = sql.SQL("SELECT {} FROM {}").format(names, sql.Identifier(table.name))
+        found = [table.row(*values) for values in store.connection.execute(statement, binary=True)]
+        rows.by_table()[table.name].update({key_of(table)(row): row for row in found})
+    return rows
+
+
+def check_agent_reads(store: Store, agent: Agent | None, agent_id: str) -> None:
+    """What readers ask of one agent, in the order in which they get it."""
+    read = store.connection.execute
     queue = read(
         "SELECT trigger_id FROM triggers WHERE agent_id = %s AND state = 'waiting'"
         " ORDER BY available_at, created_at, trigger_id",
         (agent_id,),
     ).fetchall()
-    assert [trigger_id for (trigger_id,) in queue] == [key.id.decode() for key in agent.waiting]
+    assert [trigger_id for (trigger_id,) in queue] == [key.id.decode() for key in (agent or Agent(agent_id)).waiting]
     slots = read("SELECT slot_number, execution_id, trigger_id FROM slots WHERE agent_id = %s", (agent_id,)).fetchall()
     assert sorted(slots) == sorted(
         (trigger.slot_number, trigger.execution_id, trigger.trigger_id)
-        for trigger in agent.triggers.values()
+        for trigger in (agent.triggers.values() if agent else ())
         if trigger.state == "running"
     )
-    outcomes = read(
-        "SELECT conversation_id, last_outcome, last_outcome_at FROM conversations"
-        " WHERE agent_id = %s AND last_outcome IS NOT NULL AND NOT forgotten",
-        (agent_id,),
-    ).fetchall()
-    assert {id: (outcome, at) for id, outcome, at in outcomes} == {
-        id: (row.outcome, row.at) for id, row in agent.conversations.items()
-    }
-    lives = read("SELECT conversation_id, live FROM conversations WHERE agent_id = %s AND live > 0", (agent_id,))
-    conversations = [trigger.conversation_id for trigger in agent.triggers.values()]
-    assert dict(lives.fetchall()) == {id: conversations.count(id) for id in conversations}
 
 
 async def check_against_log(bootstrap: str, url: str, partitions: int) -> Mapping[str, int]:

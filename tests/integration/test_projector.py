@@ -25,7 +25,7 @@ from tests.histories import History
 from tests.integration.projectors import (
     Publisher,
     check_against_log,
-    check_agent,
+    check_rows,
     fork_projector,
     projector,
     publisher,
@@ -38,11 +38,10 @@ def say_nothing(_what: str, _done: int, _total: int) -> None:
     """Nobody looks at the progress."""
 
 
-def check_agents(url: str, history: History) -> None:
+def check_tables(url: str, history: History) -> None:
     store = Store(url)
     store.open()
-    for agent_id in history.agents:
-        check_agent(store, history.agent(agent_id), agent_id)
+    check_rows(store, history)
     store.close()
 
 
@@ -62,8 +61,10 @@ async def test_it_follows_the_log_and_says_so(
         body = await process.readiness_is(True)
         await published.publish(history.live(100).transactions())
         await published.projected(database)
-        check_agents(database, history)
-        assert body["stopped_at"] is None and set(body["positions"]) == {str(number) for number in range(PARTITIONS)}
+        check_tables(database, history)
+        assert body["stopped_at"] is None
+        for positions in (body["positions"], body["site_positions"]):
+            assert set(positions) == {str(number) for number in range(PARTITIONS)}
         assert await process.stop() == 0
     compared = await check_against_log(topics.bootstrap, database, PARTITIONS)
     assert compared["decisions"] == published.counts[DECISIONS.name] and compared["texts"] > 0
@@ -122,7 +123,7 @@ async def test_kill_9_between_every_two_statements_leaves_the_rows_of_a_rebuild(
         assert process.exitcode == -signal.SIGKILL
         kills += 1
     assert kills > 40, "a batch has so many statements"
-    check_agents(database, history)
+    check_tables(database, history)
     await check_against_log(topics.bootstrap, database, PARTITIONS)
 
 
@@ -142,7 +143,7 @@ async def test_kill_9_at_random_50_times_leaves_the_rows_of_a_rebuild(
     await published.projected(database)
     process.kill()
     await asyncio.to_thread(process.join)
-    check_agents(database, history)
+    check_tables(database, history)
     await check_against_log(topics.bootstrap, database, PARTITIONS)
 
 
@@ -180,7 +181,7 @@ async def test_restarts_of_both_servers_in_mid_load_are_told_and_survived(
                 await published.publish(history.live(20).transactions())
                 await published.projected(url)
         assert process.is_running
-        check_agents(url, history)
+        check_tables(url, history)
         await check_against_log(fresh_kafka.bootstrap, url, PARTITIONS)
 
 
@@ -209,7 +210,7 @@ async def test_tables_that_somebody_dropped_are_filled_again(
             connection.execute("DROP SCHEMA berth CASCADE")
         await published.publish(history.live(50).transactions())
         await published.projected(database)
-    check_agents(database, history)
+    check_tables(database, history)
 
 
 async def test_a_second_projector_waits_and_takes_over_from_one_that_is_killed(
@@ -240,7 +241,7 @@ async def test_a_second_projector_waits_and_takes_over_from_one_that_is_killed(
         await published.publish(history.live(50).transactions())
         await waiting.readiness_is(True)
         await published.projected(database)
-    check_agents(database, history)
+    check_tables(database, history)
 
 
 # What it can't apply
@@ -260,7 +261,7 @@ async def test_a_decision_that_cannot_be_applied_stops_it_with_the_position(
         told = await process.logged("cannot_apply")
     assert (told["topic"], told["partition"], told["offset"]) == (DECISIONS.name, 3, sent.offset)
     await published.projected(database)
-    check_agents(database, history)
+    check_tables(database, history)
     async with projector(topics.bootstrap, database, PARTITIONS) as process:
         assert await process.ended() == 65
 
@@ -309,7 +310,7 @@ async def test_a_rebuild_takes_the_place_of_the_tables_while_the_projector_goes_
         await published.publish(history.live(100).transactions())
         await published.projected(database)
         assert process.is_running
-        check_agents(database, history)
+        check_tables(database, history)
     await check_against_log(topics.bootstrap, database, PARTITIONS)
 
 
@@ -334,7 +335,7 @@ async def test_rebuilds_under_load_lose_and_repeat_nothing(
     assert process.is_alive()
     process.kill()
     await asyncio.to_thread(process.join)
-    check_agents(database, history)
+    check_tables(database, history)
     await check_against_log(topics.bootstrap, database, PARTITIONS)
 
 

@@ -1,11 +1,9 @@
 """The versions of the tables, and the plans by which PostgreSQL answers the queries on them."""
 
-import json
 import re
 import threading
 from collections.abc import Iterator
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -13,7 +11,9 @@ import pytest
 
 from api.cli.embedded_postgres import EmbeddedPostgres
 from projections import schema
-from projections.store import LogRecord, Store
+from projections.store import Store
+from tests.golden.record_projections import recorded_log, tables_file
+from tests.histories import History
 from tests.integration.projectors import content, fresh, project
 
 # Migrations
@@ -45,35 +45,57 @@ def test_two_starters_take_turns(database: str) -> None:
     assert sorted(applied) == [0, 0, 0, len(schema.migrations())]
 
 
-GOLDEN = Path(__file__).parent.parent / "golden"
-
-
-def golden_log() -> list[LogRecord]:
-    """A log as the first version wrote it; later versions must give the same rows of it, and more."""
-    lines = (GOLDEN / "projections_log.jsonl").read_text().splitlines()
-    return [
-        LogRecord(topic, partition, offset, octets(key), octets(value), [(name, octets(h)) for name, h in headers], at)  # type: ignore[misc]
-        for topic, partition, offset, key, value, headers, at in map(json.loads, lines)
-    ]
-
-
-def octets(text: str | None) -> bytes | None:
-    return None if text is None else text.encode("utf-8", "surrogateescape")
-
-
 @pytest.mark.parametrize("version", range(1, len(schema.migrations()) + 1))
 def test_every_earlier_version_is_upgraded_with_its_data(database: str, version: int) -> None:
-    """The tables of an earlier version, with the rows that it made of the golden log, end as those made anew."""
+    """The tables of a version, with the rows that it made of its recorded log, end as those made anew."""
     with schema.connect(database) as connection:
         schema.migrate(connection, "berth", schema.migrations()[:version])
-        connection.execute((GOLDEN / f"projections_{version:04d}.sql").read_bytes())
+        connection.execute(tables_file(version).read_bytes())
         before = connection.execute("SELECT count(*) FROM decisions").fetchone()
     upgraded, anew = fresh(database, "berth"), fresh(database, "anew")
     assert upgraded.connection.execute("SELECT count(*) FROM decisions").fetchone() == before != (0,)
-    project(anew, golden_log())
+    project(anew, recorded_log(version))
     assert content(upgraded) == content(anew)
     for opened in (upgraded, anew):
         opened.close()
+
+
+def test_since_when_and_how_much_is_left_is_made_up_from_what_the_first_version_kept(database: str) -> None:
+    """Pauses, archives and parked agents say since when, and budgets that it stored are spent by its dispatches."""
+    history = History(1, partitions=1, agents=("budget", "spent", "paused", "archived", "parked", "plain"))
+    driven = history._of("budget")
+    driven.configure("budget", run_budget=7)
+    driven.configure("budget", run_budget=5, parallelism_limit=9)
+    driven.configure("spent", run_budget=1)
+    for agent_id in history.agents:
+        driven.skip(1)
+        for number in range(2):
+            driven.trigger(f"t{number}", agent_id, timeout_seconds=60)
+    driven.control("pause", "paused")
+    driven.control("pause", "paused")
+    driven.skip(1)
+    driven.control("archive", "archived")
+    driven.partition.park("parked", "a bug", driven.now)
+    driven.commit()
+    with schema.connect(database, "first") as connection:
+        schema.migrate(connection, "first", schema.migrations()[:1])
+        now = fresh(database, "berth")
+        project(now, history.records())
+        for table in ("agents", "conversations", "triggers", "attempts", "decisions", "decision_ids", "checkpoints"):
+            names = ", ".join(row[0] for row in connection.execute(FIRST_COLUMNS, (table,)))
+            connection.execute(f"INSERT INTO {table} ({names}) SELECT {names} FROM berth.{table}".encode())
+        connection.execute("UPDATE agents SET run_budget = CASE agent_id WHEN 'budget' THEN 5 WHEN 'spent' THEN 1 END")
+        kept = b"SELECT to_jsonb(agents) FROM agents ORDER BY agent_id"
+        schema.migrate(connection, "first")
+        found = connection.execute(kept).fetchall()
+    assert found == now.connection.execute(kept).fetchall()
+    left = {row["agent_id"]: row["run_budget"] for (row,) in found if row["run_budget_at"] is not None}
+    assert left == {"budget": 3, "spent": 0}
+    assert sum(row["paused_at"] is not None for (row,) in found) == 1
+    now.close()
+
+
+FIRST_COLUMNS = """SELECT attname FROM pg_attribute WHERE attrelid = ('first.' || %s)::regclass AND attnum > 0"""
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from psycopg import sql
 from projections import snapshots
 from projections.row_types import CannotApply
 from projections.store import Applied, LogRecord, Moved, Store
-from streams import DECISIONS, TEXTS
+from streams import DECISIONS, SITE_DECISIONS, TEXTS, Topic
 from streams.rules.events import read_decision, write_decision
 from tests.driving import T0
 from tests.histories import History, batch_of
-from tests.integration.projectors import check_agent, content, fresh, positions, project, snapshot_all
+from tests.integration.projectors import check_rows, content, fresh, positions, project, snapshot_all
 
 # What is in the tables
 
@@ -25,9 +25,9 @@ from tests.integration.projectors import check_agent, content, fresh, positions,
 def test_the_rows_are_what_the_rules_hold(store: Store, seed: int) -> None:
     history = History(seed).live(600)
     project(store, history.records())
-    for agent_id in history.agents:
-        check_agent(store, history.agent(agent_id), agent_id)
-    assert store.connection.execute("SELECT count(*) FROM triggers WHERE state = 'finished'").fetchone() != (0,)
+    check_rows(store, history)
+    for table in ("triggers WHERE state = 'finished'", "site_claims", "site_gates", "site_decisions"):
+        assert store.connection.execute(f"SELECT count(*) FROM {table}".encode()).fetchone() != (0,)
 
 
 def test_ids_that_differ_only_in_case_or_look_joined_or_like_patterns_are_different(store: Store) -> None:
@@ -70,7 +70,7 @@ def test_a_batch_applied_again_changes_nothing(store: Store, seed: int) -> None:
 
 def test_how_the_log_is_cut_into_batches_makes_no_difference(store: Store, database: str, seed: int) -> None:
     """Whole, one by one, and cut in two at every record, with the first half delivered a second time."""
-    records = History(seed).live(60).records()
+    records = History(seed).live(40).records()
     project(store, records)
     whole = content(store)
     single = fresh(database, "single")
@@ -141,8 +141,8 @@ def test_two_projectors_at_once_give_the_rows_of_one(store: Store, database: str
 # What can't be applied
 
 
-def decisions_of(records: Sequence[LogRecord]) -> list[LogRecord]:
-    return [record for record in records if record.topic == DECISIONS.name]
+def decisions_of(records: Sequence[LogRecord], topic: Topic = DECISIONS) -> list[LogRecord]:
+    return [record for record in records if record.topic == topic.name]
 
 
 @pytest.mark.parametrize(
@@ -204,8 +204,7 @@ def test_the_rest_of_a_batch_can_be_applied_without_the_one_that_cannot(store: S
     at = store.positions(batch.ends)
     assert at[DECISIONS.name, broken.partition] == broken.offset
     project(store, [record for record in records if record.offset >= at[record.topic, record.partition]])
-    for agent_id in history.agents:
-        check_agent(store, history.agent(agent_id), agent_id)
+    check_rows(store, history)
 
 
 def test_an_agent_whose_partition_changed_is_refused(store: Store) -> None:
@@ -249,6 +248,37 @@ def test_a_snapshot_every_1000_decisions_is_the_agent_as_the_rules_held_it(store
     past = snapshots.fold(snapshots.read("A", found[2000]), decisions[2000:2042])
     assert json.loads(snapshots.write(past)) == json.loads(
         snapshots.write(snapshots.fold(snapshots.read("A", None), decisions[:2042]))
+    )
+
+
+def test_a_snapshot_of_a_site_every_1000_decisions_is_the_site_as_the_rules_held_it(store: Store) -> None:
+    history = History(7, partitions=1, agents=("A", "B", "a", "b"))
+    expected = {}
+    while (site := history.site("default")) is None or site.row.seq < 2050:
+        history.live(2).send_to_site("default")
+        for agent_id in history.agents:
+            history._of(agent_id).configure(agent_id, run_budget=None)  # also brings it back from the archive
+        site = history.site("default")
+        assert site is not None
+        if site.row.seq % 1000 == 0:
+            expected[site.row.seq] = snapshots.write_site(site)
+    records = history.records()
+    project(store, records[:700])
+    snapshot_all(store)
+    project(store, records[700:])
+    snapshot_all(store)
+    rows = store.connection.execute("SELECT seq, state::text FROM site_snapshots WHERE site = 'default'").fetchall()
+    found: dict[Any, Any] = dict(rows)
+    assert set(found) == {1000, 2000} and set(expected) <= set(found) and expected
+    for seq, state in expected.items():
+        assert json.loads(found[seq]) == json.loads(state)
+    for name in ("gates", "deletions", "claims"):
+        assert any(json.loads(state)[name] for state in found.values()), f"there were {name}"
+    assert store.without_snapshot() == []
+    decisions = [record.value or b"" for record in decisions_of(records, SITE_DECISIONS) if record.key == b"default"]
+    past = snapshots.fold_site(snapshots.read_site("default", found[2000]), decisions[2000:2042])
+    assert json.loads(snapshots.write_site(past)) == json.loads(
+        snapshots.write_site(snapshots.fold_site(snapshots.read_site("default", None), decisions[:2042]))
     )
 
 
