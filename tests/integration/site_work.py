@@ -55,6 +55,8 @@ class Play:
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         self.is_working = False
+        self.kept: set[Id] = set()
+        """Triggers whose attempts the test ends itself, also while it is working."""
         self.accepted: list[Id] = []
         """Everything that was asked for."""
         self.dispatches: dict[Id, list[Json]] = defaultdict(list)
@@ -216,7 +218,7 @@ class Play:
         id = record["agent_id"], record["trigger_id"]
         self.dispatches[id].append(record)
         self.order.append(id)
-        if self.is_working:
+        if self.is_working and id not in self.kept:
             await self.say(record)
 
 
