@@ -11,7 +11,7 @@ import asyncio
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib import resources
 from typing import Any, Final, Generic, LiteralString, TypeVar, cast
@@ -22,10 +22,11 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow, dict_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
+from api.http.answers import OUTCOME_TYPES
 from api.http.positions import LogPosition
 from projections.schema import CONNECT_TIMEOUT_SECONDS, LIVE_SCHEMA
 from projections.store import CHANNEL
-from streams import DECISIONS
+from streams import DECISIONS, SITE_DECISIONS, Topic
 from streams.rules.events import Decision, read_decision
 
 POOL_CONNECTIONS_MAX: Final = 8
@@ -72,7 +73,19 @@ _OURS: Final[dict[str, LiteralString]] = {
                ::text
           FROM (slots_of_agents_page) AS page
         """.replace("slots_of_agents_page", _OF_PROJECTIONS["slots_of_agents_page"]),
-    "decision_as_text": "SELECT record::text FROM decisions WHERE agent_id = %(agent_id)s AND seq = %(seq)s",
+    # What a command was answered that the decision seq settled; or, of an ask that this one only accepted (its site had
+    # the last word), the decision that then said what became of it.
+    "first_answer": """
+        SELECT decisions.record::text
+          FROM decision_ids
+          JOIN decisions ON decisions.agent_id = decision_ids.agent_id AND decisions.seq = decision_ids.seq
+         WHERE decision_ids.agent_id = %(agent_id)s AND decision_ids.id = %(id)s AND decision_ids.seq >= %(seq)s
+           AND %(id)s = ANY (decisions.settles)
+           AND (decisions.seq = %(seq)s
+                OR EXISTS (SELECT FROM jsonb_array_elements(decisions.record -> 'events') AS event
+                            WHERE event ->> 'trigger_id' = %(id)s AND event ->> 'type' = ANY (%(outcomes)s)))
+         ORDER BY decisions.seq
+         LIMIT 1""",
 }
 
 QUERIES: Final = _OF_PROJECTIONS | _OURS
@@ -137,6 +150,8 @@ class Database:
     def __init__(self, url: str) -> None:
         self.next_offsets: dict[int, int] = {}
         """Next offset of berth.decisions that the projection will apply, by partition."""
+        self.site_next_offsets: dict[int, int] = {}
+        """The same of berth.site-decisions."""
         self.answered_at_seconds: float | None = None
         """The event loop's time of the last answer."""
         self.error: str | None = None
@@ -181,7 +196,7 @@ class Database:
         """Return when the projection has reached ``position``. Raises ProjectionBehind after 2 s."""
         try:
             async with asyncio.timeout(MIN_POSITION_SECONDS_MAX), self._moved:
-                await self._moved.wait_for(lambda: position.is_reached_by(self.next_offsets))
+                await self._moved.wait_for(lambda: position.is_reached_by(self.next_offsets, self.site_next_offsets))
         except TimeoutError:
             if self.error is not None:
                 raise psycopg.OperationalError(self.error) from None
@@ -198,11 +213,16 @@ class Database:
             text: str = await reading.value("slots_as_json", after_agent_id="", visible=visible, max_rows=None)
             return text
 
-    async def decision(self, agent_id: str, seq: int, position: LogPosition) -> Decision | None:
-        """A decision that is before ``position``; None when the projection is behind or the database away."""
+    async def first_answer(self, agent_id: str, id: str, seq: int, position: LogPosition) -> Decision | None:
+        """The decision that answered a command whose id ``seq`` settled or accepted; both are before ``position``.
+
+        None when the projection is behind or the database away.
+        """
         try:
             async with self.reading(position) as reading:
-                record = await reading.value("decision_as_text", agent_id=agent_id, seq=seq)
+                record = await reading.value(
+                    "first_answer", agent_id=agent_id, id=id, seq=seq, outcomes=list(OUTCOME_TYPES)
+                )
         except (psycopg.OperationalError, PoolTimeout, ProjectionBehind) as error:
             log.warning("database_not_reached", error=repr(error))
             return None
@@ -236,13 +256,16 @@ class Database:
                 log.info("database_reached")
                 self.error = None
             async with self._moved:
-                self.next_offsets = {
-                    row["partition"]: row["next_offset"] for row in rows if row["topic"] == DECISIONS.name
-                }
+                self.next_offsets = _offsets_of(DECISIONS, rows)
+                self.site_next_offsets = _offsets_of(SITE_DECISIONS, rows)
                 self.answered_at_seconds = asyncio.get_running_loop().time()
                 self._moved.notify_all()
             async for _ in connection.notifies(timeout=REFRESH_SECONDS, stop_after=1):
                 pass
+
+
+def _offsets_of(topic: Topic, rows: Sequence[DictRow]) -> dict[int, int]:
+    return {row["partition"]: row["next_offset"] for row in rows if row["topic"] == topic.name}
 
 
 @contextmanager

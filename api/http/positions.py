@@ -1,7 +1,7 @@
-"""How far into the log of decisions something is: what a write answers, and what a read may ask to have seen.
+"""How far into the logs of decisions something is: what a write answers, and what a read may ask to have seen.
 
-A position is opaque to clients. Inside it is a vector, the next offset by partition of berth.decisions, so that one
-token can also say where a reader of many agents stands.
+A position is opaque to clients. Inside it is a vector, the next offset by partition of berth.decisions and of
+berth.site-decisions, so that one token can also say where a reader of many agents stands.
 """
 
 import base64
@@ -11,23 +11,40 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-TOKEN_CHARACTERS_MAX: Final = 20_000
+TOKEN_CHARACTERS_MAX: Final = 40_000
+_TOKEN: Final = re.compile(r"(?:d(?P<agents>[0-9:,]+))?(?:s(?P<sites>[0-9:,]+))?", re.ASCII)
 _ENTRY: Final = re.compile(r"(\d{1,5}):(\d{1,19})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """Next offset by partition of berth.decisions; a partition that isn't named is not asked about."""
+    """Next offsets by partition; a partition that isn't named is not asked about."""
 
     next_offsets: Mapping[int, int] = field(default_factory=dict)
+    """Of berth.decisions."""
+    site_next_offsets: Mapping[int, int] = field(default_factory=dict)
+    """Of berth.site-decisions."""
 
-    def is_reached_by(self, next_offsets: Mapping[int, int]) -> bool:
-        """Whether who stands at ``next_offsets`` has seen everything before this position."""
-        return all(next_offsets.get(partition, 0) >= offset for partition, offset in self.next_offsets.items())
+    def is_reached_by(
+        self, next_offsets: Mapping[int, int], site_next_offsets: Mapping[int, int] | None = None
+    ) -> bool:
+        """Whether who stands there has seen everything before this position."""
+        return _is_reached(self.next_offsets, next_offsets) and _is_reached(
+            self.site_next_offsets, site_next_offsets or {}
+        )
 
     def __str__(self) -> str:
-        text = ",".join(f"{partition}:{offset}" for partition, offset in sorted(self.next_offsets.items()))
-        return base64.urlsafe_b64encode(f"d{text}".encode()).decode().rstrip("=")
+        text = _written("d", self.next_offsets) + _written("s", self.site_next_offsets)
+        return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def _is_reached(wanted: Mapping[int, int], reached: Mapping[int, int]) -> bool:
+    return all(reached.get(partition, 0) >= offset for partition, offset in wanted.items())
+
+
+def _written(letter: str, offsets: Mapping[int, int]) -> str:
+    entries = ",".join(f"{partition}:{offset}" for partition, offset in sorted(offsets.items()))
+    return letter + entries if entries else ""
 
 
 def read_position(token: str) -> LogPosition:
@@ -38,7 +55,14 @@ def read_position(token: str) -> LogPosition:
         text = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True).decode("ascii")
     except (binascii.Error, UnicodeError, ValueError):
         raise ValueError("is no position of a write's answer") from None
-    entries = [_ENTRY.fullmatch(entry) for entry in text[1:].split(",")]
-    if text[:1] != "d" or not all(entries):
+    parts = _TOKEN.fullmatch(text)
+    if not text or parts is None:
         raise ValueError("is no position of a write's answer")
-    return LogPosition({int(entry[1]): int(entry[2]) for entry in entries if entry})
+    return LogPosition(_read(parts["agents"]), _read(parts["sites"]))
+
+
+def _read(entries: str | None) -> dict[int, int]:
+    found = [_ENTRY.fullmatch(entry) for entry in entries.split(",")] if entries else []
+    if not all(found):
+        raise ValueError("is no position of a write's answer")
+    return {int(entry[1]): int(entry[2]) for entry in found if entry}

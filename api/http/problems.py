@@ -31,25 +31,36 @@ REFUSAL_STATUS: Final[Mapping[str, int]] = {
     "agent_parallelism_limit_unsupported": 400,
     "agent_not_found": 404,
     "trigger_unknown": 404,
-    "not_supported_yet": 501,
     "request_expired": 503,
+    "site_not_answering": 503,
 }
 """HTTP status by the rules' code; every other refusal is 409: the request was fine, the state of things was not."""
 
 REFUSAL_ADVICE: Final[Mapping[str, str]] = {
     "invalid_record": "Nothing was changed. Correct what `reason` names and send it again.",
     "agent_on_busy_invalid": "Nothing was changed. Use ask, queue, force or interrupt.",
-    "agent_parallelism_limit_unsupported": "A serial agent runs one at a time; its limit can't be changed.",
+    "request_expired": "It was handled too late and had no effect. Send it again.",
+    "trigger_id_conflict": "This id or Idempotency-Key belongs to another request; use a new one.",
     "agent_not_found": "No such agent. Create it with PUT /api/agents/{agent_id}.",
     "agent_archived": "The agent is archived; configuring it brings it back.",
+    "agent_parallelism_limit_unsupported": "A serial agent runs one at a time; its limit can't be changed.",
     "trigger_unknown": "No such trigger or conversation lives or is remembered.",
-    "trigger_id_conflict": "This id or Idempotency-Key belongs to another request; use a new one.",
-    "not_supported_yet": "This version doesn't decide what `reason` names, and did nothing rather than ignore it.",
-    "request_expired": "It was handled too late and had no effect. Send it again.",
     "agent_paused": "The agent is paused. Queue the trigger, or resume the agent.",
-    "conversation_busy": "The conversation has an earlier turn. Queue behind it, or stop it.",
+    "conversation_busy": "The conversation has an earlier turn. Queue behind it, interrupt it, or stop it.",
+    "approval_required": "A person has to approve it before it may start. Queue it, and have it approved.",
+    "dependency_unfinished": "What it depends on has not finished. Queue it: it starts when that has.",
+    "not_yet_available": "Its available_at lies in the future. Queue it, or ask again then.",
+    "run_budget_used_up": "The run budget has nothing left. Queue the trigger, or raise the budget.",
     "agent_parallelism_limit_reached": "All slots of the agent are taken. Queue the trigger, or force it if allowed.",
+    "force_limit_reached": "As many forced ones run as the agent has slots. Queue the trigger.",
     "agent_backlog_full": "As many triggers wait as the agent allows. Try later, or raise max_backlog_depth.",
+    "site_unknown": "Nobody has configured this site. Set its capacity with PUT /api/sites/{site}/capacity.",
+    "site_paused": "The site is paused. Queue the trigger, or resume the site.",
+    "organization_disabled": "The organization is disabled at this site. Queue the trigger, or enable it.",
+    "department_disabled": "The department is disabled at this site. Queue the trigger, or enable it.",
+    "agent_environment_folder_busy": "Others (`holders`) work in an overlapping folder. Queue the trigger.",
+    "site_workers_busy": "Every worker of the site's pool is taken. Queue the trigger, or enlarge the pool.",
+    "site_not_answering": "The site didn't answer in time, so nothing was started. Send it again, with a new key.",
 }
 
 
@@ -108,9 +119,9 @@ def database_unavailable() -> Problem:
     )
 
 
-def of_refusal(refusal: Refusal, members: Mapping[str, Any]) -> Problem:
-    """What the rules refused, with everything that they know of the way out."""
-    status = REFUSAL_STATUS.get(refusal.code, 409)
+def of_refusal(refusal: Refusal, members: Mapping[str, Any], status: int | None = None) -> Problem:
+    """What the rules refused, with everything that they know of the way out. ``status`` None: that of the code."""
+    status = REFUSAL_STATUS.get(refusal.code, 409) if status is None else status
     advice = REFUSAL_ADVICE.get(refusal.code, "Nothing was changed.")
     detail = f"{refusal.reason}. {advice}" if refusal.reason else advice
     known = {
@@ -124,7 +135,7 @@ def of_refusal(refusal: Refusal, members: Mapping[str, Any]) -> Problem:
     }
     reason = {} if refusal.reason is None else {"reason": refusal.reason}
     headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status == 503 else {}
-    has_counts = status == 409 and refusal.code != "trigger_id_conflict"
+    has_counts = refusal.code == "site_not_answering" or (status == 409 and refusal.code != "trigger_id_conflict")
     return Problem(
         status,
         refusal.code,

@@ -14,15 +14,16 @@ from urllib.parse import quote
 
 import pydantic
 
+from api.http.answers import Answer, Outgoing, digest_of_fields
 from api.http.auth import Caller
-from api.http.decisions import DECIDE_SECONDS, Answer, Log, Outgoing, digest_of_fields
+from api.http.decisions import DECIDE_SECONDS, Log
 from api.http.positions import LogPosition
-from api.http.problems import invalid, of_refusal, of_validation, unavailable
+from api.http.problems import Problem, invalid, of_refusal, of_validation, unavailable
 from api.http.requests import id_from_key, new_id, without
 from api.http.rights import require_access
 from streams.rules import events
 from streams.rules.limits import SCHEMA_VERSION
-from streams.rules.messages import Trigger
+from streams.rules.messages import NEVER_INTERACTIVE, Trigger
 from streams.rules.order import SECOND, format_instant
 
 KEY_CHARACTERS_MAX: Final = 200
@@ -31,8 +32,8 @@ KEY_CHARACTERS_MAX: Final = 200
 class Decisions(Protocol):
     """Where earlier decisions can be read."""
 
-    async def decision(self, agent_id: str, seq: int, position: LogPosition) -> events.Decision | None:
-        """The decision, which is before ``position``; None if it can't be read now."""
+    async def first_answer(self, agent_id: str, id: str, seq: int, position: LogPosition) -> events.Decision | None:
+        """What a command was answered that decision ``seq`` settled or accepted; None if it can't be read now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,22 +93,26 @@ class Writes:
             **without(given, "id", "conversation_id"),
             "content_sha256": digest_of_fields(without(given, "id")),
         }
-        if given.get("interactive") and given.get("on_busy") != "queue":
+        if _waits(given):
             fields["decide_before"] = arrival.decide_before()
-        answer = await self._log.write(_outgoing(fields), arrival.seconds)
+        command = _outgoing(fields)
+        answer = await self._log.write(command, arrival.seconds)
         about = {"agent_id": agent_id, "trigger_id": trigger_id, "conversation_id": conversation_id}
         headers = {"Location": f"/api/agents/{quote(agent_id, safe='')}/triggers/{quote(trigger_id, safe='')}"}
         if answer is None:
             return Reply(202, {**about, **_ACCEPTED, "repeated": False, "log_position": None}, headers)
-        first, repetition = await self._first(answer)
+        first, repetition = await self._first(command, answer)
         about |= repetition
         if first is None:
+            if command.decide_before is not None:
+                raise _first_unavailable()
             return Reply(202, {**about, **_ACCEPTED}, headers)
         about |= _decided(first)
         # Whoever follows it at once must not be told that there is no such trigger, only because tables come later.
         headers["Location"] += f"?min_position={quote(str(about['log_position']), safe='')}"
-        if first.refusal is not None:
-            raise of_refusal(first.refusal, about)
+        refusal = _refusal(first, trigger_id)
+        if refusal is not None:
+            raise of_refusal(refusal, about)
         status, outcome = _outcome(first, trigger_id)
         if isinstance(first.command, Trigger):
             about["conversation_id"] = first.command.conversation_id
@@ -163,15 +168,13 @@ class Writes:
             "decide_before": arrival.decide_before(),
             **given,
         }
-        answer = await self._log.write(_outgoing(fields), arrival.seconds)
+        command = _outgoing(fields)
+        answer = await self._log.write(command, arrival.seconds)
         assert answer is not None
-        first, repetition = await self._first(answer)
+        first, repetition = await self._first(command, answer)
         about = {"agent_id": agent_id, **repetition, "position": repetition["log_position"]}
         if first is None:
-            raise unavailable(
-                "first_answer_unavailable",
-                "This was decided before, and what was decided can't be read now. Nothing was changed. Try again soon.",
-            )
+            raise _first_unavailable()
         about |= _decided(first)
         if first.refusal is not None:
             raise of_refusal(first.refusal, about)
@@ -179,22 +182,21 @@ class Writes:
         about["reason"] = None if first.ignored is None else first.ignored.reason
         return first, about
 
-    async def _first(self, answer: Answer) -> tuple[events.Decision | None, dict[str, Any]]:
+    async def _first(
+        self, command: Outgoing, answer: Answer[events.Decision]
+    ) -> tuple[events.Decision | None, dict[str, Any]]:
         """The decision that answered the command first (None: it can't be read now), and what to say of repetition."""
         ignored = answer.decision.ignored
         repetition: dict[str, Any] = {"repeated": False, "log_position": str(answer.position)}
         if ignored is None or ignored.reason != "duplicate" or ignored.first_seq is None:
             return answer.decision, repetition
         repetition |= {"repeated": True, "state": ignored.state}
-        known = self._log.remembered(answer.decision.agent_id, ignored.first_seq)
+        known = self._log.given(command, ignored.first_seq)
         if known is not None:
             return known.decision, repetition
-        first = await self._decisions.decision(answer.decision.agent_id, ignored.first_seq, answer.position)
+        first = await self._decisions.first_answer(command.decider, command.id, ignored.first_seq, answer.position)
         if first is None and ignored.state == "refused":
-            raise unavailable(
-                "first_answer_unavailable",
-                "This was refused before, and the reason can't be read now. Nothing was changed. Try again soon.",
-            )
+            raise _first_unavailable()
         return first, repetition
 
     @staticmethod
@@ -219,6 +221,30 @@ def _outgoing(fields: Mapping[str, Any]) -> Outgoing:
         raise of_validation(error.errors(include_url=False)) from None
 
 
+def _first_unavailable() -> Problem:
+    return unavailable(
+        "first_answer_unavailable",
+        "This was decided before, and what was decided can't be read now. Nothing was changed. Try again soon.",
+    )
+
+
+def _waits(given: Mapping[str, Any]) -> bool:
+    """Whether the sender of a trigger waits for what is decided (B1, B2, B5); a queued one has no deadline."""
+    is_interactive = given.get("interactive") and given.get("kind") not in NEVER_INTERACTIVE
+    return bool(is_interactive) and given.get("on_busy") != "queue"
+
+
+def _refusal(decision: events.Decision, trigger_id: str) -> events.Refusal | None:
+    """Why the trigger was refused, at once or on its site's word."""
+    for event in decision.events:
+        if isinstance(event, events.RefusedLater) and event.trigger_id == trigger_id:
+            return events.Refusal(**{name: getattr(event, name) for name in _REFUSED_LATER_FIELDS})
+    return decision.refusal
+
+
+_REFUSED_LATER_FIELDS: Final = sorted(set(events.RefusedLater.model_fields) - {"type", "trigger_id"})
+
+
 def _decided(decision: events.Decision) -> dict[str, Any]:
     return {"seq": decision.seq, "decided_at": format_instant(decision.at)}
 
@@ -241,8 +267,8 @@ def _outcome(decision: events.Decision, trigger_id: str) -> tuple[int, dict[str,
                     "forced": event.forced,
                     "lease_until": format_instant(event.lease_until),
                 }
-            case events.Expired() if event.trigger_id == trigger_id:
-                return 202, {"status": "expired", "position": None, "reason": None}
+            case events.Expired() | events.Stopped() if event.trigger_id == trigger_id:
+                return 202, {"status": event.type, "position": None, "reason": None}
             case _:
                 pass
     assert accepted is not None

@@ -156,9 +156,12 @@ async def test_a_message_to_a_busy_agent_has_a_place_or_a_clear_refusal(berth: S
     await berth.http.post(path, json={"conversation_id": "c1", "message": "one", "on_busy": "queue"})
     queued = await berth.http.post(path, json={"conversation_id": "c2", "message": "two", "on_busy": "queue"})
     assert (queued.status_code, queued.json()["status"], queued.json()["position"]) == (202, "queued", 1)
-    for on_busy in ({}, {"on_busy": ""}, {"on_busy": "ask"}, {"on_busy": "force"}, {"on_busy": "interrupt"}):
-        other = await berth.http.post(path, json={"message": "three", **on_busy})
-        assert (other.status_code, other.json()["code"]) == (501, "not_supported_yet")
+    for on_busy in ({}, {"on_busy": ""}, {"on_busy": "ask"}):
+        refused = await berth.http.post(path, json={"message": "three", **on_busy})
+        assert (refused.status_code, refused.json()["code"]) == (409, "agent_parallelism_limit_reached")
+        told = {name: refused.json()[name] for name in ("running", "limit", "waiting", "position_if_queued")}
+        assert told == {"running": 1, "limit": 1, "waiting": 1, "position_if_queued": 2}
+        assert refused.json()["force_allowed"] is True
     unknown = await berth.http.post(path, json={"message": "four", "on_busy": "later"})
     assert (unknown.status_code, unknown.json()["code"]) == (400, "agent_on_busy_invalid")
     queue = await read_at(berth.http, queued, f"/api/agents/{agent}/queue")

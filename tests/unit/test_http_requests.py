@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from api.http.answers import Outgoing, digest_of_fields
 from api.http.app import create_app
 from api.http.auth import Caller
-from api.http.decisions import Outgoing, digest_of_fields
 from api.http.requests import (
     ConversationRequest,
     MessageRequest,
@@ -201,7 +201,7 @@ INSTANTS = st.datetimes().map(lambda moment: moment.isoformat(timespec="microsec
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "id": IDS,
     "conversation_id": IDS,
-    "kind": IDS,
+    "kind": IDS | st.sampled_from(["task_assigned", "schedule", "chat"]),
     "interactive": st.booleans(),
     "on_busy": st.sampled_from(["", "ask", "queue", "force", "interrupt"]),
     "message": st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=300),
@@ -255,8 +255,7 @@ async def test_what_the_api_takes_a_worker_takes(content: dict[str, Any], agent_
     assert (trigger.agent_id, trigger.content_sha256) == (agent_id, command.sha256)
     for name, value in request.given().items():
         assert written[name] == value
-    waits = bool(content.get("interactive")) and content.get("on_busy") != "queue"
-    assert (trigger.decide_before is not None) == waits
+    assert (trigger.decide_before is not None) == (trigger.effective_on_busy != "queue")
 
 
 @given(JSON)
