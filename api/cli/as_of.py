@@ -64,7 +64,7 @@ def _from_log(settings: Settings, agent_id: str, seq: int | None, at: int) -> As
     """The agent, with what its sites said by then; with ``seq`` alone, since that is no time of others."""
     past = Past()
     if seq is None:
-        with decisions(settings, agent_id, at) as log:
+        with decisions(settings, (agent_id,), at) as log:
             for logged in log:
                 past.fold(logged)
     else:

@@ -27,18 +27,20 @@ KEPT: Final = "everything; the log was only read."
 
 
 @contextmanager
-def decisions(settings: Settings, agent_id: str | None = None, until: int | None = None) -> Iterator[Iterator[Logged]]:
-    """Every decision up to an instant in causal order, while the block runs; with ``agent_id`` its own and all sites'.
+def decisions(
+    settings: Settings, agent_ids: Sequence[str] = (), until: int | None = None
+) -> Iterator[Iterator[Logged]]:
+    """Every decision up to an instant in causal order, while the block runs; or those of some agents, and all sites'.
 
     Raises CommandFailed for a log that can't be read or folded.
     """
     numbers = range(settings.partitions)
-    own = numbers if agent_id is None else [partition_of(agent_id, settings.partitions)]
+    own = sorted({partition_of(agent_id, settings.partitions) for agent_id in agent_ids}) if agent_ids else numbers
     wanted: list[tuple[Topic, int]] = [(DECISIONS, number) for number in own]
     wanted += [(SITE_DECISIONS, number) for number in numbers]
     with _failures(), DecisionLog(settings.kafka_addresses(), wanted) as log, _progress(log):
-        sources = [_read(records, agent_id) for records in log.sources()]
-        yield merged(sources, until, lambda decider: _is_read(decider, agent_id))
+        sources = [_read(records, agent_ids) for records in log.sources()]
+        yield merged(sources, until, lambda decider: _is_read(decider, agent_ids))
 
 
 @contextmanager
@@ -47,18 +49,18 @@ def decisions_of(settings: Settings, agent_id: str) -> Iterator[Iterator[Logged]
     wanted: Sequence[tuple[Topic, int]] = [(DECISIONS, partition_of(agent_id, settings.partitions))]
     with _failures(), DecisionLog(settings.kafka_addresses(), wanted) as log, _progress(log):
         (records,) = log.sources()
-        yield _read(records, agent_id)
+        yield _read(records, (agent_id,))
 
 
-def _read(records: Iterator[ConsumerRecord], agent_id: str | None) -> Iterator[Logged]:
-    key = None if agent_id is None else agent_id.encode()
+def _read(records: Iterator[ConsumerRecord], agent_ids: Sequence[str]) -> Iterator[Logged]:
+    keys = {agent_id.encode() for agent_id in agent_ids}
     for record in records:
-        if key is None or record.key == key or record.topic == SITE_DECISIONS.name:
+        if not keys or record.key in keys or record.topic == SITE_DECISIONS.name:
             yield read(record.topic, record.partition, record.offset, record.value)
 
 
-def _is_read(decider: Decider, agent_id: str | None) -> bool:
-    return agent_id is None or decider.kind == "site" or decider.id == agent_id
+def _is_read(decider: Decider, agent_ids: Sequence[str]) -> bool:
+    return not agent_ids or decider.kind == "site" or decider.id in agent_ids
 
 
 @contextmanager

@@ -68,6 +68,7 @@ COMMANDS: Final = (
     "bench",
     "verify",
     "as-of",
+    "explain",
     "what-if",
     "audit",
     "skip",
