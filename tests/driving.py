@@ -370,7 +370,9 @@ class Driven:
         decision = events.read_decision(value)
         assert events.write_decision(decision) == value, "a decision reads and writes back to the same bytes"
         assert output.key == decision.agent_id.encode()
-        assert len(decision.events) <= limits.STEP_CHANGES_MAX + NOTES_MAX
+        changed = {getattr(event, "trigger_id", event.type) for event in decision.events}
+        assert len(changed) <= limits.STEP_CHANGES_MAX + NOTES_MAX
+        assert len(decision.events) <= 2 * limits.STEP_CHANGES_MAX + NOTES_MAX, "of a trigger: its claim's end, its own"
         assert decision.prev == self._last_sha256.get(decision.agent_id)
         self._last_sha256[decision.agent_id] = hashlib.sha256(value).hexdigest()
         named = [("command_id", decision.command_id)] if decision.command_id is not None else []

@@ -33,7 +33,15 @@ TESTS: Final = (
         "test_rules_leases",
     ),
     *("test_rules_asks", "test_rules_sites", "test_rules_folders", "test_rules_dependencies", "test_rules_site_gates"),
-    *("test_rules_stops", "test_rules_gates", "test_codec_routes", "test_codec_bad_records", "test_codec_rows"),
+    *(
+        "test_rules_interrupts",
+        "test_rules_replies",
+        "test_rules_stops",
+        "test_rules_gates",
+        "test_codec_routes",
+        "test_codec_bad_records",
+        "test_codec_rows",
+    ),
 )
 COMMAND: Final = (
     *(sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"),
@@ -253,8 +261,8 @@ MUTANTS: Final = (
     Mutant(
         "an expired one starts",
         AGENT + "pump.py",
-        "if row.expires_at is not None and row.expires_at <= step.at:",
-        "if False:",
+        "if row.is_over(step.at):  # its timer",
+        "if False:  # its timer",
     ),
     Mutant("nothing expires", AGENT + "timers.py", "        if row.expires_at is not None:\n", "        if False:\n"),
     Mutant("an expired reply answers", AGENT + "accept.py", "available_at <= at and not is_over", "available_at <= at"),

@@ -149,10 +149,28 @@ OF_SITES: Final = (
         "    if agent.row.paused and command.on_busy != 'force':\n",
     ),
     Mutant("(b) forced starts are not marked", PUMP, "forced = not agent.has_room", "forced = False"),
-    Mutant("(c) an interrupt comes last", PUMP, "place=(0 if interrupts else 1,", "place=(1,"),
+    Mutant("(c) an interrupt comes last", PUMP, "place=(0 if comes_next else 1,", "place=(1,"),
+    Mutant("(c) an interrupt stops nobody", PUMP, "if comes_next and head.grace_until is None:", "if False:"),
+    Mutant("(c) an interrupt that is over stops", PUMP, " and not row.is_over(step.at)\n", "\n"),
+    Mutant("a reply is one before its site says so", ACCEPT, "and not (urgent and uses_site):", "and True:"),
+    Mutant("a reply that starts leaves the paused one", PUMP, "if row.is_urgent else None\n", "if False else None\n"),
+    Mutant("a reply that asks stands behind the paused one", PUMP, 'comes_next = head.state == "paused"', "pass"),
+    Mutant("(e) a late grant starts", PUMP, "row.decide_before <= step.at:", "False:"),
     Mutant(
-        "(c) an interrupt stops nobody", ACCEPT, 'request_stop(step, head, command.requested_by, "interrupted")', "pass"
+        "what waits for a site is not bounded", ACCEPT, "if (reason is not None or uses_site)", "if reason is not None"
     ),
+    Mutant("approved before it failed", EVOLVE, 'event.outcome not in ("failed", "stopped")', "True"),
+    Mutant("what is forgotten is told to nobody", EVOLVE, "        agent.conversation_changed(conversation_id)\n", ""),
+    Mutant("a parked agent forgets what it had to stop", DECIDE, "elif isinstance(step.command, Continue):", "else:"),
+    Mutant("unparked, it starts who was to be stopped", PUMP, " or not isinstance(step.command, Continue))", ")"),
+    Mutant(
+        "a late repeat of a site's control is late",
+        SITE_DECIDE,
+        "if remembered is not None and remembered.digest",
+        "if command.decide_before is None and remembered is not None and remembered.digest",
+    ),
+    Mutant("anybody holds what is waited for", SITE_STATE, 'if reason == "site_workers_busy":', "if claim.worker:"),
+    Mutant("nobody inherits a class", ACCEPT, "return parent.execution_class if", "return None if"),
     Mutant(
         "(c) an ask waits behind its conversation",
         ACCEPT,

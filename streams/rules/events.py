@@ -166,6 +166,8 @@ class Accepted(Written):
     reason: WaitReason | None = None
     environment_id: Id | None = None
     folder: str | None = None
+    execution_class: Literal["standard", "background"] | None = None
+    """Its parent's, where the trigger names none; None: as the trigger says."""
 
 
 class Placed(Written):

@@ -15,6 +15,7 @@ import json
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -29,6 +30,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from streams.rules import limits
+from streams.rules.folders import FolderInvalid, segments
 from streams.rules.order import format_instant, parse_instant
 
 LOGGED: Final = {"logged": True}
@@ -142,7 +144,23 @@ TEXT_FIELDS: Final = ("message", "payload", "error", "result")
 
 _NO_CONTROLS: Final = r"^[^\x00-\x1f\x7f-\x9f]+$"
 Id = Annotated[str, StringConstraints(min_length=1, max_length=limits.ID_CHARACTERS_MAX, pattern=_NO_CONTROLS)]
-FolderPath = Annotated[str, StringConstraints(min_length=1, max_length=limits.FOLDER_BYTES_MAX, pattern=_NO_CONTROLS)]
+
+
+def _comparable(path: str, info: ValidationInfo) -> str:
+    if not _is_logged(info):  # the log may hold what was refused
+        try:
+            segments(path)
+        except FolderInvalid as invalid:
+            raise PydanticCustomError("folder", "{why}", {"why": str(invalid)}) from None
+    return path
+
+
+FolderPath = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=limits.FOLDER_BYTES_MAX, pattern=_NO_CONTROLS),
+    AfterValidator(_comparable),
+]
+"""A folder as it was sent, of which there is a compared form (D2)."""
 Kind = Annotated[str, StringConstraints(min_length=1, max_length=limits.ID_CHARACTERS_MAX, pattern=_NO_CONTROLS)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 SchemaVersion = Annotated[StrictInt, Field(ge=1, le=limits.SCHEMA_VERSION)]

@@ -297,82 +297,6 @@ def test_an_ask_that_is_handled_too_late_has_no_effect(on_busy: str) -> None:
     driven.check()
 
 
-# B2, F7: interrupt
-
-
-def test_an_interrupt_stops_the_running_one_and_comes_next() -> None:
-    """B2, F7: before those that wait in the conversation; the interrupted one is never retried."""
-    driven = Driven()
-    driven.trigger("t1", conversation_id="c")
-    driven.trigger("t2", conversation_id="c")
-    driven.trigger("i1", conversation_id="c", **PERSON, on_busy="interrupt")
-    driven.trigger("i2", conversation_id="c", **PERSON, on_busy="interrupt")
-    assert driven.told("stop_requested") == ["t1"], "once"
-    assert driven.running() == ["t1"], "its slot is kept until it answers"
-    driven.fail("t1", retryable=True)
-    assert driven.final("t1") == "stopped"
-    assert driven.running() == ["i1"]
-    driven.finish("i1")
-    driven.finish("i2")
-    assert driven.running() == ["t2"]
-    driven.check()
-
-
-@pytest.mark.parametrize("answer", ["finished", "stopped", "paused", "grace"])
-def test_whatever_the_interrupted_one_answers_the_interrupt_is_next(answer: str) -> None:
-    """F7: finished stays finished."""
-    driven = Driven()
-    driven.trigger("t1", conversation_id="c")
-    driven.trigger("i1", conversation_id="c", **PERSON, on_busy="interrupt")
-    if answer == "grace":
-        driven.advance(60)
-        assert driven.told("revoked") == ["t1"]
-    else:
-        driven.status("t1", answer)
-    assert driven.final("t1") == ("finished" if answer == "finished" else "stopped")
-    assert driven.running() == ["i1"]
-    driven.check()
-
-
-def test_an_interrupt_with_nothing_running_is_like_queue() -> None:
-    """B2: in its conversation it keeps the order."""
-    driven = Driven()
-    driven.trigger("other")
-    driven.trigger("t1", conversation_id="c")
-    driven.trigger("i1", conversation_id="c", **PERSON, on_busy="interrupt")
-    assert driven.told("stop_requested") == []
-    driven.finish("other")
-    assert driven.running() == ["t1"], "it came first"
-    driven.finish("t1")
-    assert driven.running() == ["i1"]
-    driven.check()
-
-
-def test_an_interrupt_stops_no_other_conversation_and_waits_for_its_turn() -> None:
-    """B2, C2: it has no right to a slot before older ones of the agent."""
-    driven = Driven(default_limit=2)
-    driven.trigger("t1", conversation_id="c")
-    driven.trigger("other")
-    driven.trigger("older")
-    driven.advance(1)
-    driven.trigger("i1", conversation_id="c", **PERSON, on_busy="interrupt")
-    driven.status("t1", "stopped")
-    assert driven.running() == ["other", "older"]
-    driven.finish("other")
-    assert driven.running() == ["older", "i1"]
-    driven.check()
-
-
-def test_an_interrupt_refused_for_a_full_backlog_stops_nobody() -> None:
-    """B3: a refusal has no effect."""
-    driven = Driven()
-    driven.configure(max_backlog_depth=0)
-    driven.trigger("t1", conversation_id="c")
-    assert ask(driven, "i1", "interrupt", conversation_id="c") == "agent_backlog_full"
-    assert driven.told("stop_requested") == []
-    driven.check()
-
-
 def test_repeats_of_asks_change_nothing_over_http_as_well() -> None:
     """F8, A6."""
     driven = Driven()
@@ -447,4 +371,67 @@ def test_a_repeat_of_an_ask_under_way_is_answered_with_it_and_a_conflict_at_once
     driven.site_control("gate", scope="organization", name="o", enabled=True)
     assert driven.running() == ["t1"]
     assert [decision.settles for decision in driven.decisions if decision.command.type == "granted"] == [("t1",)]
+    driven.check()
+
+
+@pytest.mark.parametrize("on_busy", ["ask", "force"])
+@pytest.mark.parametrize(("seconds", "starts"), [(4.999999, True), (5, False), (6, False)])
+def test_a_grant_that_comes_at_or_after_the_deadline_starts_nothing(on_busy: str, seconds: float, starts: bool) -> None:
+    """B5, [e]: also when the grant is handled before the timer, as after an outage; it goes back to the site."""
+    driven = Driven(delivers=False)
+    driven.trigger("t1", worker=True, **PERSON, on_busy=on_busy, decide_before=at_seconds(5))
+    driven.deliver()
+    driven.skip(seconds)
+    driven.deliver()
+    assert driven.running() == (["t1"] if starts else [])
+    assert driven.refused() == ({} if starts else {"t1": "site_not_answering"})
+    assert driven.last.settles == ("t1",)
+    while driven.undelivered:
+        driven.deliver()
+    assert driven.granted() == (["t1"] if starts else [])
+    driven.fire()
+    driven.check()
+
+
+def test_a_repeat_of_a_refused_ask_names_the_decision_that_refused_it() -> None:
+    """F8: the first answer is that of the site, not the acceptance that led to it."""
+    driven = Driven(pool=0)
+    driven.trigger("t1", worker=True, **PERSON, on_busy="ask")
+    [refusing] = [d for d in driven.decisions if any(isinstance(e, events.RefusedLater) for e in d.events)]
+    repeat = driven.trigger("t1", worker=True, **PERSON, on_busy="ask")
+    assert repeat.ignored is not None
+    assert (repeat.ignored.first_seq, repeat.ignored.state) == (refusing.seq, "refused")
+    driven.check()
+
+
+def test_an_ask_that_is_moved_into_the_future_while_it_asks_is_refused() -> None:
+    """B2: it never waits; its claim goes back."""
+    driven = Driven(2, delivers=False)
+    driven.trigger("t1", worker=True, **PERSON, on_busy="ask")
+    driven.control("reschedule", trigger_id="t1", available_at=at_seconds(60))
+    assert driven.refused() == {"t1": "not_yet_available"}
+    while driven.undelivered:
+        driven.deliver()
+    assert driven.granted() == []
+    driven.check()
+
+
+def test_a_force_may_take_the_slot_that_an_older_claim_has_reserved() -> None:
+    """B4, C6: it exceeds no limit, so it is not marked; the older one's grant comes late, at most K times."""
+    driven = Driven(pool=1, delivers=False)
+    driven.trigger("older", worker=True)
+    driven.advance(1)
+    assert ask(driven, "asks") == "agent_parallelism_limit_reached"
+    assert ask(driven, "forced", "force") is None
+    assert driven.dispatch("forced")["forced"] is False
+    assert ask(driven, "over", "force") is None, "one more exceeds it"
+    assert driven.dispatch("over")["forced"] is True
+    while driven.undelivered:
+        driven.deliver()
+    assert driven.agent().triggers["older"].late == 1
+    driven.finish("forced")
+    driven.finish("over")
+    while driven.undelivered:
+        driven.deliver()
+    assert driven.running() == ["older"]
     driven.check()

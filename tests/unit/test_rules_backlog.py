@@ -318,3 +318,38 @@ def test_a_queued_trigger_without_a_deadline_is_accepted_however_late() -> None:
     accepted: Any = decision.events[1]
     assert json.loads(driven.values[0])["events"][1]["created_at"] == at_seconds(0)
     assert accepted.available_at == driven.now - 300 * 1_000_000
+
+
+@pytest.mark.parametrize("need", [{"worker": True}, {"environment_id": "e"}])
+def test_what_waits_for_a_site_is_bounded_too(need: Json) -> None:
+    """A5: also while the agent has room for it; asks, which never wait, are not one more."""
+    driven = Driven("unlimited", pool=0)
+    driven.configure(max_backlog_depth=3)
+    driven.trigger("holder", "H", environment_id="e")
+    for number in range(3):
+        assert code(driven.trigger(f"t{number}", **need)) is None
+    assert code(driven.trigger("more", **need)) == "agent_backlog_full"
+    assert len(driven.waiting()) == 3
+    driven.trigger("ask", **need, interactive=True, on_busy="ask")
+    assert "ask" in {event.trigger_id for event in driven.events_of(events.RefusedLater)}
+    driven.check()
+
+
+@pytest.mark.parametrize("named", [None, "standard", "background"])
+@pytest.mark.parametrize("parent", ["live", "ended", "other agent", "unknown"])
+def test_the_class_is_that_of_a_live_parent_of_the_agent_unless_it_is_named(named: str | None, parent: str) -> None:
+    """C2: what the agent can't know is standard; the class goes on to grandchildren."""
+    driven = Driven("unlimited")
+    driven.trigger("p", execution_class="background")
+    driven.trigger("p", "B", execution_class="background")
+    if parent == "ended":
+        driven.finish("p")
+    of = {"agent_id": "B" if parent == "other agent" else "A", "trigger_id": "x" if parent == "unknown" else "p"}
+    driven.trigger("child", parent=of, execution_class=named)
+    driven.trigger("grandchild", parent={"agent_id": "A", "trigger_id": "child"})
+    expected = named or ("background" if parent == "live" else "standard")
+    assert driven.agent().triggers["child"].execution_class == expected
+    assert driven.dispatch("child").get("execution_class", "standard") == expected
+    assert driven.agent().triggers["grandchild"].execution_class == expected
+    driven.crash()
+    driven.check()

@@ -252,3 +252,86 @@ def test_a_hundred_dependencies_and_thousands_of_watchers_are_told_in_bounded_st
     assert [len(some) for some in told if some] == [50] * 6
     assert len(driven.running()) == 300
     driven.check()
+
+
+def test_a_dependency_that_is_named_twice_is_one() -> None:
+    """E2: it is asked once, and answered for both."""
+    driven = Driven("unlimited")
+    driven.trigger("b1", "B", conversation_id="c")
+    driven.trigger("w", **needs(("B", "c"), ("B", "c"), ("B", "c")))
+    assert sum(output.topic == "berth.signals" for output in driven.messages) == 2, "watch and resolved"
+    driven.finish("b1", "B")
+    assert driven.running() == ["w"]
+    driven.check()
+
+
+def test_an_approval_given_before_the_failure_does_not_approve_the_failure() -> None:
+    """E2, E3: dependency_failed until a person approves it; each failure anew."""
+    driven = Driven()
+    driven.trigger("b1", "B", conversation_id="c", max_attempts=1)
+    driven.trigger("w", approval_required=True, available_at=at_seconds(60), **needs(("B", "c")))
+    driven.control("approve", trigger_id="w")
+    driven.fail("b1", "B")
+    driven.advance(60)
+    assert driven.running() == []
+    assert driven.control("approve", trigger_id="w").events
+    assert driven.running() == ["w"]
+    driven.check()
+
+
+def test_approving_a_failure_holds_until_the_next_failure() -> None:
+    """E2: the conversation ran again, and failed again, before the trigger could start."""
+    driven = Driven()
+    driven.trigger("b1", "B", conversation_id="c", max_attempts=1)
+    driven.trigger("w", available_at=at_seconds(60), **needs(("B", "c")))
+    driven.fail("b1", "B")
+    driven.control("approve", trigger_id="w")
+    assert not driven.agent().triggers["w"].is_blocked
+    driven.trigger("b2", "B", conversation_id="c", max_attempts=1)
+    assert driven.agent().triggers["w"].is_blocked, "it lives"
+    driven.fail("b2", "B")
+    driven.crash()
+    driven.advance(60)
+    assert driven.running() == []
+    driven.control("approve", trigger_id="w")
+    assert driven.running() == ["w"]
+    driven.check()
+
+
+def test_there_is_nothing_to_approve_while_a_dependency_lives_or_is_unknown() -> None:
+    """E2: an approval in advance would be one of something that nobody knows yet."""
+    driven = Driven()
+    driven.trigger("b1", "B", conversation_id="c")
+    driven.trigger("w", **needs(("B", "c"), ("B", "never")))
+    decision = driven.control("approve", trigger_id="w")
+    assert decision.ignored is not None
+    assert decision.ignored.reason == "unchanged"
+    driven.check()
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_failed_dependency_that_is_forgotten_is_unknown(crashes: bool) -> None:
+    """E2: a conversation's row goes 90 days after its last outcome; those that wait for it are told."""
+    driven = Driven()
+    driven.trigger("b1", "B", conversation_id="c", max_attempts=1)
+    driven.trigger("w", **needs(("B", "c")))
+    driven.fail("b1", "B")
+    assert outcomes(driven) == ("failed",)
+    if crashes:
+        driven.crash()
+    driven.advance(CONVERSATION_SECONDS + 1)
+    assert outcomes(driven) == ("unknown",)
+    driven.check()
+
+
+def test_a_trigger_of_the_conversation_that_it_depends_on_waits_for_ever() -> None:
+    """E2: a cycle of one; it holds up nobody, and a stop ends it."""
+    driven = Driven()
+    driven.trigger("w", conversation_id="c", **needs(("A", "c")))
+    driven.trigger("t", conversation_id="c")
+    driven.finish("t")
+    assert outcomes(driven) == (None,)
+    assert driven.running() == []
+    driven.stop("w")
+    assert driven.final("w") == "stopped"
+    driven.check()

@@ -86,6 +86,11 @@ def test_what_names_no_folder_is_refused_on_every_door(path: str) -> None:
     assert not driven.agent().triggers
     driven.configure("B", default_environment_id="e", default_folder="/ok")
     assert driven.trigger("t2", "B", environment_id="e", folder=path).refusal is not None
+    before = driven.state()
+    decision = driven.configure("B", default_folder=path)
+    assert decision.refusal is not None
+    assert decision.refusal.code == "invalid_record"
+    assert driven.state() == before
     driven.site_control("configure_site", capacity=1)
     gone = driven.site_control("delete_folder", environment_id="e", path=path)
     assert gone.refusal is not None

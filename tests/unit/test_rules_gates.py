@@ -289,3 +289,51 @@ def test_a_partition_is_unusable_after_a_failure_and_its_rows_are_not(monkeypatc
     assert driven.final("t1") == "finished"
     assert driven.running() == ["t2"]
     driven.check()
+
+
+@pytest.mark.parametrize("what", ["archive", "conversation"])
+@pytest.mark.parametrize("restart", [False, True])
+def test_what_was_to_be_stopped_is_stopped_after_an_agent_was_parked_in_between(
+    what: str, restart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G4, F1: the rules fail in the continuation; once the agent is configured nothing that was stopped ever starts."""
+    driven = Driven()
+    driven.trigger("running", conversation_id="other")
+    for number in range(120):
+        driven.trigger(f"t{number:03}", conversation_id="c")
+
+    def broken(*_arguments: object) -> None:
+        raise RuleBrokenError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decide, "_continue", broken)
+        with pytest.raises(RuleFailure, match="a timer of agent 'A'"):
+            driven.control("archive") if what == "archive" else driven.stop(conversation_id="c")
+        driven.partition = driven.restored()
+        driven.partition.park("A", "Broken", driven.now)
+        driven.commit()
+        driven.finish("running")
+        if restart:
+            driven.crash()
+        driven.advance(60)
+    assert len(driven.waiting()) > 60, "parked, it does nothing"
+    driven.configure()
+    assert driven.waiting() == []
+    assert driven.dispatched() == ["running"]
+    assert {driven.final(f"t{number:03}") for number in range(120)} == {"stopped"}
+    driven.check()
+
+
+def test_archiving_hundreds_that_wait_at_a_site_withdraws_them_in_bounded_steps() -> None:
+    """A6, F1: every claim goes back, at most 50 triggers a step; nothing starts in between."""
+    driven = Driven("unlimited", pool=1)
+    for number in range(170):
+        driven.trigger(f"t{number:03}", worker=True)
+    driven.control("archive")
+    assert driven.waiting() == []
+    driven.status("t000", "stopped")
+    assert driven.dispatched() == ["t000"]
+    assert not driven.site().claims
+    steps = [{e.trigger_id for e in d.events if isinstance(e, events.Stopped)} for d in driven.decisions]
+    assert [len(step) for step in steps if step] == [50, 50, 50, 19, 1]
+    driven.check()

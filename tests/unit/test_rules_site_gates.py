@@ -202,6 +202,10 @@ def test_a_control_of_a_site_is_answered_once() -> None:
         ("pause_site", {"id": "k3"}),
         ("pause_site", {"id": "k4"}),
     ]
+    controls += [
+        ("configure_site", {"id": "k5", "capacity": 7, "decide_before": "2026-03-01T10:00:04Z"}),
+        ("pause_site", {"id": "k5"}),
+    ]
     for kind, fields in controls:
         decision = driven.site_control(kind, "far", **fields)
         codes.append(
@@ -209,7 +213,15 @@ def test_a_control_of_a_site_is_answered_once() -> None:
         )
     assert codes == [
         "site_unknown", None, "duplicate", "trigger_id_conflict", "unchanged", "request_expired", None, "unchanged",
+        None, "trigger_id_conflict",
     ]  # fmt: skip
+    driven.skip(5)
+    late = driven.site_control("configure_site", "far", id="k5", capacity=7, decide_before="2026-03-01T10:00:04Z")
+    assert late.ignored is not None, "a repeat of what was handled in time gets that answer, however late it comes"
+    assert (late.ignored.reason, late.ignored.first_seq) == ("duplicate", 9)
+    conflict = driven.site_control("pause_site", "far", id="k5", decide_before="2026-03-01T10:00:04Z")
+    assert conflict.refusal is not None
+    assert conflict.refusal.code == "request_expired", "before trigger_id_conflict (B3)"
     driven.check()
 
 
@@ -274,4 +286,45 @@ def test_a_crash_in_the_middle_of_a_walk_goes_on_with_it() -> None:
     assert len(driven.site().claims) == 700
     degraded = [sum(isinstance(e, site_events.ClaimDegraded) for e in d.events) for d in driven.site_decisions]
     assert [number for number in degraded if number] == [50] * 14
+    driven.check()
+
+
+@pytest.mark.parametrize(
+    ("need", "reason", "holders"),
+    [
+        ({**POOL, "environment_id": "e", "folder": "/a"}, "agent_environment_folder_busy", ("child", "same")),
+        ({**POOL, "environment_id": "f"}, "site_workers_busy", ("worker1", "same", "worker2")),
+        ({"environment_id": "e", "folder": "/a/b/c"}, "agent_environment_folder_busy", ("child",)),
+        ({**POOL, "organization_id": "closed"}, "organization_disabled", ()),
+    ],
+)
+def test_the_holders_of_a_refusal_hold_what_its_code_names(need: Json, reason: str, holders: tuple[str, ...]) -> None:
+    """B3: oldest first; nobody holds what is behind a gate."""
+    driven = Driven(pool=3)
+    close(driven, "gate", {"scope": "organization", "name": "closed"})
+    holding: list[tuple[str, Json]] = [
+        ("worker1", POOL),
+        ("child", {"environment_id": "e", "folder": "/a/b"}),
+        ("same", {**POOL, "environment_id": "e", "folder": "/a/x"}),
+        ("elsewhere", {"environment_id": "e", "folder": "/ab"}),
+        ("worker2", POOL),
+    ]
+    for number, (id, fields) in enumerate(holding):
+        driven.trigger(id, f"A{number}", **fields)
+        driven.advance(1)
+    driven.trigger("ask", **need, **PERSON, on_busy="ask")
+    [refused] = driven.events_of(events.RefusedLater)
+    assert (refused.code, refused.holders, refused.holders_count) == (reason, holders, len(holders))
+    driven.check()
+
+
+def test_a_refusal_of_a_site_names_at_most_twenty_holders_and_their_number() -> None:
+    """B3, F1."""
+    driven = Driven("unlimited", pool=25)
+    for number in range(25):
+        driven.trigger(f"t{number:02}", **POOL)
+        driven.advance(0.001)
+    driven.trigger("ask", "B", **POOL, **PERSON, on_busy="ask")
+    [refused] = driven.events_of(events.RefusedLater)
+    assert (refused.holders, refused.holders_count) == (tuple(f"t{number:02}" for number in range(20)), 25)
     driven.check()

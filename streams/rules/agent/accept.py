@@ -5,7 +5,7 @@ from typing import Literal
 from streams.rules import events, limits
 from streams.rules.agent.rows import DEFAULT_SITE
 from streams.rules.agent.state import Agent
-from streams.rules.agent.step import ON_BUSY, Step, Via, is_answered, refuse, request_stop
+from streams.rules.agent.step import ON_BUSY, Step, Via, is_answered, refuse
 from streams.rules.folders import FolderInvalid, segments
 from streams.rules.messages import Trigger
 from streams.rules.order import OrderKey, first_availability, order_key
@@ -38,18 +38,18 @@ def _judge(step: Step, command: Trigger, defaults: limits.Defaults) -> None:
         return
     created_at, available_at = first_availability(command.created_at, command.available_at, at)
     is_over = command.expires_at is not None and command.expires_at <= at
-    head = agent.head(command.conversation_id)
     is_reply = command.is_interactive and available_at <= at and not is_over
-    answers = is_reply and head is not None and head.state == "paused"
+    paused = agent.paused_in(command.conversation_id) if is_reply else None
+    uses_site = command.needs_site or environment_id is not None
     is_early = available_at > at
     if urgent:  # it starts now or never, and takes its place in the order now (C1)
         available_at = at
     key = order_key(available_at, created_at, command.id)
-    reason = _why_wait(step, command, key, is_early, answers, defaults)
-    if urgent and (refusal := _why_not_now(step, command, environment_id, reason)) is not None:
+    reason = _why_wait(step, command, key, is_early, paused is not None, defaults)
+    if urgent and (refusal := _why_not_now(step, command, uses_site, reason)) is not None:
         step.refusal = refusal
         return
-    if reason is not None and not urgent:
+    if (reason is not None or uses_site) and not urgent:  # it waits, if only for its site's answer (A5)
         size = command.payload.bytes if command.payload else 0
         full = len(agent.waiting) >= _backlog_depth(agent)
         if full or agent.payload_bytes + size > limits.BACKLOG_BYTES_MAX:
@@ -62,23 +62,19 @@ def _judge(step: Step, command: Trigger, defaults: limits.Defaults) -> None:
                 parallelism_limit=defaults.parallelism_limit, max_backlog_depth=limits.BACKLOG_DEPTH_DEFAULT
             )
         )
-    if answers:
-        assert head is not None
-        step.emit(events.Replied(trigger_id=head.trigger_id, by=command.id))
-    runs = head is not None and head.state == "running" and head.grace_until is None
-    if command.effective_on_busy == "interrupt" and head is not None and runs:
-        request_stop(step, head, command.requested_by, "interrupted")
-    starts = (reason is None or urgent) and not (command.needs_site or environment_id is not None)
+    if paused is not None and not (urgent and uses_site):  # its site may still refuse it: then it was no reply
+        step.emit(events.Replied(trigger_id=paused.trigger_id, by=command.id))
     accepted = events.Accepted(
         trigger_id=command.id,
         created_at=created_at,
         available_at=available_at,
         timeout_seconds=command.timeout_seconds or agent.row.default_timeout_seconds or limits.TIMEOUT_SECONDS_DEFAULT,
         max_attempts=command.max_attempts or limits.ATTEMPTS_DEFAULT,
-        position=0 if starts else agent.position(key),
+        position=0 if (reason is None or urgent) and not uses_site else agent.position(key),
         reason=None if urgent else reason,
         environment_id=environment_id,
         folder=folder,
+        execution_class=_inherited_class(agent, command),
     )
     step.emit(accepted)
     _watch(step, command)
@@ -100,8 +96,19 @@ def _where(agent: Agent, command: Trigger) -> tuple[str | None, str | None]:
     return environment_id, folder
 
 
+def _inherited_class(agent: Agent, command: Trigger) -> Literal["standard", "background"] | None:
+    """The class of the parent, if that is a live trigger of the same agent and the trigger names none itself (C2).
+
+    What other agents' triggers are is not known here; whoever asks for their children says the class.
+    """
+    if command.execution_class is not None or command.parent is None or command.parent.agent_id != agent.agent_id:
+        return None
+    parent = agent.triggers.get(command.parent.trigger_id)
+    return parent.execution_class if parent is not None and parent.execution_class != "standard" else None
+
+
 def _why_not_now(
-    step: Step, command: Trigger, environment_id: str | None, reason: events.WaitReason | None
+    step: Step, command: Trigger, uses_site: bool, reason: events.WaitReason | None
 ) -> events.Refusal | None:
     """Why an ask or force can't start now, or not ask its site; None: it can."""
     agent = step.agent
@@ -111,7 +118,7 @@ def _why_not_now(
         code = "agent_paused"
     elif reason == "agent_parallelism_limit_reached" and force and not agent.is_serial:
         code = None if agent.may_force else "force_limit_reached"
-    elif reason is None and (command.worker or environment_id is not None):
+    elif reason is None and uses_site:
         code = "site_not_answering" if (command.site or DEFAULT_SITE) in agent.mute else None
     if code is None:
         return None
@@ -122,7 +129,7 @@ def _why_not_now(
 
 def _watch(step: Step, command: Trigger) -> None:
     """Ask the agents whose conversations it depends on how these stand (E2)."""
-    for dependency in command.depends_on or ():
+    for dependency in dict.fromkeys(command.depends_on or ()):
         step.messages.append(
             Watch(
                 at=step.at,
@@ -186,9 +193,8 @@ def _conversations_starting_before(agent: Agent, key: OrderKey, at: int, replied
     for keys in (*ready, agent.unplaced):
         for older in keys.irange(maximum=key):
             row = agent.triggers[older.id.decode()]
-            is_over = row.expires_at is not None and row.expires_at <= at
             is_first = row.place is not None or row.conversation_id == replied
-            if not is_over and (is_first or agent.head(row.conversation_id) is None):
+            if not row.is_over(at) and (is_first or agent.head(row.conversation_id) is None):
                 starting.add(row.conversation_id)
     return starting
 

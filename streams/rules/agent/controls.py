@@ -148,7 +148,7 @@ def _control_trigger(step: Step, command: Approve | Reschedule | ResumeTrigger) 
     if row is None:
         _not_live(step, command.trigger_id)
     elif isinstance(command, Approve):
-        if row.state != "waiting" or row.approved or not row.is_blocked:
+        if row.state != "waiting" or not row.lacks_approval:
             step.ignored = events.Ignored(reason="unchanged", state=row.state)
         else:
             step.emit(events.Approved(trigger_id=row.trigger_id))
@@ -168,22 +168,34 @@ def _control_trigger(step: Step, command: Approve | Reschedule | ResumeTrigger) 
 
 
 def _resume(step: Step, row: TriggerRow, on_busy: str | None) -> None:
-    """Queue it again. An ask or force that finds no place for it in the agent is refused, and it stays paused."""
+    """Queue it again. An ask or force that finds no place for it in the agent is refused, and it stays paused.
+
+    What uses a site then waits there like a retry: only a trigger's first attempt can be asked for at a site.
+    """
     agent = step.agent
+    key = (step.at, row.created_at, row.trigger_id)
+    code: str | None = None
     force = False
-    if on_busy in ("ask", "force") and agent.held_back:
-        step.refusal = refuse(agent, "agent_paused")
+    if on_busy in ("ask", "force"):
+        has_room = agent.room_for(order_key(*key))
+        force = on_busy == "force" and not has_room and not agent.is_serial and not row.needs_site
+        head = agent.head(row.conversation_id)
+        if agent.held_back:
+            code = "agent_paused"
+        elif head is not row:
+            code = "conversation_busy"
+        elif not agent.budget_left:
+            code = "run_budget_used_up"
+        elif not has_room and not force:
+            code = "agent_parallelism_limit_reached"
+        elif force and not agent.may_force:
+            code = "force_limit_reached"
+        elif row.site_id in agent.mute:
+            code = "site_not_answering"
+    if code is not None:
+        may_force = code == "agent_parallelism_limit_reached" and agent.may_force and not row.needs_site
+        step.refusal = refuse(agent, code, key=key, force=may_force)
         return
-    if on_busy in ("ask", "force") and agent.row.run_budget == 0:
-        step.refusal = refuse(agent, "run_budget_used_up")
-        return
-    if on_busy in ("ask", "force") and not agent.room_for(order_key(step.at, row.created_at, row.trigger_id)):
-        force = on_busy == "force" and agent.may_force and not row.needs_site
-        if not force:
-            limit_of_forced = on_busy == "force" and not agent.is_serial
-            code = "force_limit_reached" if limit_of_forced else "agent_parallelism_limit_reached"
-            step.refusal = refuse(agent, code, force=agent.may_force)
-            return
     step.emit(events.TriggerResumed(trigger_id=row.trigger_id, available_at=step.at, force=force))
 
 

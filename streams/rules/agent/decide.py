@@ -93,7 +93,7 @@ def _note_todo(step: Step) -> None:
     if step.more:
         row.todo = row.todo or "pump"
         row.todo_since = row.todo_since or step.seq
-    elif row.todo is not None:
+    elif isinstance(step.command, Continue):
         row.todo = row.todo_conversation_id = row.todo_since = None
 
 

@@ -80,7 +80,9 @@ def evolve(agent: Agent, event: events.Event, origin: Origin) -> None:  # noqa: 
         case events.Approved() | events.DependencyResolved():
             _unblocked(agent, event, origin)
         case events.RefusedLater():
-            agent.end(agent.triggers[event.trigger_id], "refused", origin.at)
+            row = agent.triggers[event.trigger_id]
+            row.accepted_seq = origin.seq  # the answer that a repeat is told of
+            agent.end(row, "refused", origin.at)
         case events.Watched():
             agent.watch(event.conversation_id, Watcher(event.watcher_agent_id, event.trigger_id))
         case events.Told():
@@ -119,13 +121,13 @@ def _header(
         case events.Revived():
             row.archived = False
         case events.Parked():
-            row.parked = event.error
-            row.todo = row.todo_conversation_id = row.todo_since = None
+            row.parked = event.error  # what it had still to do is done when it is configured
         case events.Unparked():
             row.parked = None
         case events.StopNoted():
-            row.todo = "archive" if event.conversation_id is None else "stop_conversation"
-            row.todo_conversation_id = event.conversation_id
+            if row.todo != "archive":  # which stops everything
+                row.todo = "archive" if event.conversation_id is None else "stop_conversation"
+                row.todo_conversation_id = event.conversation_id
 
 
 def _claim(
@@ -164,9 +166,11 @@ def _unblocked(agent: Agent, event: events.Approved | events.DependencyResolved,
         agent.leave_queue(row)
     if isinstance(event, events.Approved):
         row.approved = True
+        row.failures_approved = any(outcome in ("failed", "stopped") for outcome in row.outcomes)
     else:
         at = row.depends_on.index((event.agent_id, event.conversation_id))
         row.outcomes = (*row.outcomes[:at], event.outcome, *row.outcomes[at + 1 :])
+        row.failures_approved = row.failures_approved and event.outcome not in ("failed", "stopped")
     if row.state == "waiting":
         agent.enter_queue(row)
     agent.touch(row, origin.at)
@@ -181,6 +185,7 @@ def _accepted(agent: Agent, event: events.Accepted, origin: Origin) -> None:
     command = origin.command
     assert isinstance(command, Trigger) and event.trigger_id not in agent.triggers
     assert command.content_sha256 is not None
+    depends_on = tuple(dict.fromkeys((one.agent_id, one.conversation_id) for one in command.depends_on or ()))
     row = TriggerRow(
         trigger_id=command.id,
         conversation_id=command.conversation_id,
@@ -197,7 +202,7 @@ def _accepted(agent: Agent, event: events.Accepted, origin: Origin) -> None:
         requested_by=command.requested_by,
         expires_at=command.expires_at,
         heartbeat_seconds=command.heartbeat_seconds,
-        execution_class=command.execution_class or "standard",
+        execution_class=event.execution_class or command.execution_class or "standard",
         parent=(command.parent.agent_id, command.parent.trigger_id) if command.parent else None,
         restarts=command.restarts,
         priority=command.priority,
@@ -208,8 +213,8 @@ def _accepted(agent: Agent, event: events.Accepted, origin: Origin) -> None:
         organization_id=command.organization_id,
         department_id=command.department_id,
         decide_before=command.decide_before,
-        depends_on=tuple((one.agent_id, one.conversation_id) for one in command.depends_on or ()),
-        outcomes=tuple(None for _ in command.depends_on or ()),
+        depends_on=depends_on,
+        outcomes=(None,) * len(depends_on),
         approval_required=bool(command.approval_required),
         payload_bytes=command.payload.bytes if command.payload else 0,
     )
@@ -280,6 +285,7 @@ def _forgotten(agent: Agent, event: events.Forgotten) -> None:
     for conversation_id in event.conversations:
         del agent.conversations[conversation_id]
         agent.changed[RowRef("conversation", conversation_id)] = None
+        agent.conversation_changed(conversation_id)
 
 
 def seen(agent: Agent, row: TriggerRow, at: int) -> None:

@@ -7,7 +7,8 @@ ask or force can still act: those are never left waiting.
 from streams.rules import dispatches, events, limits
 from streams.rules.agent.rows import TriggerRow
 from streams.rules.agent.state import Agent
-from streams.rules.agent.step import Step, end_claim, execution_prefix, refuse_later
+from streams.rules.agent.step import Step, end_claim, execution_prefix, refuse_later, request_stop
+from streams.rules.messages import Continue
 from streams.rules.order import SECOND, OrderKey
 from streams.rules.site_messages import Claim, ClaimKey, Resolved
 
@@ -15,7 +16,7 @@ from streams.rules.site_messages import Claim, ClaimKey, Resolved
 def pump(step: Step) -> None:
     """Tell watchers, give places, then slots and claims, as far as one step goes."""
     agent = step.agent
-    if agent.row.todo in ("stop_conversation", "archive") and step.more:
+    if agent.row.todo in ("stop_conversation", "archive") and (step.more or not isinstance(step.command, Continue)):
         return  # nobody starts who is about to be stopped
     if not (_tell(step) and _place(step) and _refuse_hopeless(step)):
         return
@@ -56,33 +57,50 @@ def _tell(step: Step) -> bool:
 
 
 def _place(step: Step) -> bool:
-    """Who has become available takes a place in its conversation; an interrupt the one behind the running attempt."""
+    """Who has become available takes a place in its conversation (B6), before all others who must come next there.
+
+    That is an interrupt, which stops the running attempt (B2), and an ask or force that replies to a paused trigger:
+    the paused one is there again if its site refuses the reply (F4).
+    """
     agent = step.agent
     while agent.unplaced and agent.unplaced[0].available_at <= step.at:
         if not step.may_change():
             return False
         row = agent.triggers[agent.unplaced[0].id.decode()]
-        interrupts = row.on_busy == "interrupt" and agent.lines[row.conversation_id].running is not None
-        step.emit(events.Placed(trigger_id=row.trigger_id, place=(0 if interrupts else 1, agent.row.places + 1)))
+        head = agent.head(row.conversation_id)
+        comes_next = False
+        if head is not None and row.on_busy == "interrupt":
+            comes_next = head.state == "running" and not row.is_over(step.at)
+            if comes_next and head.grace_until is None:
+                request_stop(step, head, row.requested_by, "interrupted")
+                continue
+        elif head is not None and row.is_urgent:
+            comes_next = head.state == "paused"
+        step.emit(events.Placed(trigger_id=row.trigger_id, place=(0 if comes_next else 1, agent.row.places + 1)))
     return True
 
 
 def _refuse_hopeless(step: Step) -> bool:
-    """Asks and forces that can't even ask their site."""
+    """Asks and forces whose time is over (B5: also when the grant comes before the timer), or that can't even ask."""
     agent = step.agent
     for key in list(agent.urgent):
         row = agent.triggers[key.id.decode()]
         code = None
-        if row.claim_state is None:
-            if agent.lines[row.conversation_id].head != row.trigger_id:
-                code = "conversation_busy"
-            elif agent.held_back:
+        if row.decide_before is not None and row.decide_before <= step.at:
+            code = "site_not_answering"
+        elif row.claim_state is None:
+            if agent.held_back:
                 code = "agent_paused"
+            elif agent.lines[row.conversation_id].head != row.trigger_id:
+                code = "conversation_busy"
+            elif row.available_at > step.at:  # moved in time while it asked
+                code = "not_yet_available"
             elif row.site_id in agent.mute:
                 code = "site_not_answering"
         if code is not None:
             if not step.may_change():
                 return False
+            end_claim(step, row, code)
             refuse_later(step, row, code)
     return True
 
@@ -116,7 +134,7 @@ def _start(step: Step) -> bool:
             if not step.may_change():
                 return False
             row = agent.triggers[key.id.decode()]
-            if row.expires_at is not None and row.expires_at <= step.at:  # its timer has not come yet (E5)
+            if row.is_over(step.at):  # its timer has not come yet (E5)
                 end_claim(step, row, "expired")
                 step.emit(events.Expired(trigger_id=row.trigger_id))
             else:
@@ -187,6 +205,9 @@ def _give_back(step: Step) -> None:
 
 def _dispatch(step: Step, row: TriggerRow) -> None:
     agent = step.agent
+    paused = agent.paused_in(row.conversation_id) if row.is_urgent else None
+    if paused is not None:
+        step.emit(events.Replied(trigger_id=paused.trigger_id, by=row.trigger_id))
     execution_id = f"{execution_prefix(agent.agent_id)}-{step.seq}-{len(step.emitted)}"
     slot_number = agent.free_slot()
     forced = not agent.has_room

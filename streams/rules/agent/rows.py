@@ -97,6 +97,8 @@ class TriggerRow:
     """Of each, as it was told last; None: it lives, or nobody has answered."""
     approval_required: bool = False
     approved: bool = False
+    failures_approved: bool = False
+    """A person lets it start although what it depends on failed or was stopped; until the next of them does."""
     degraded: bool = False
     payload_bytes: int = 0
     place: tuple[int, int] | None = None
@@ -139,15 +141,26 @@ class TriggerRow:
         """Nothing but its time to start is to come, while it waits."""
         return self.expires_at is None and self.decide_before is None and self.claim_n is None
 
+    def is_over(self, at: int) -> bool:
+        """Its time to start is over at this instant (E5)."""
+        return self.expires_at is not None and self.expires_at <= at
+
     @property
     def is_blocked(self) -> bool:
         """Whether an approval or a dependency keeps it from a place (E2, E3)."""
-        if self.approval_required and not self.approved:
+        if self.lacks_approval:
             return True
         return any(
-            outcome != "finished" and not (self.approved and outcome in ("failed", "stopped"))
+            outcome != "finished" and not (self.failures_approved and outcome in ("failed", "stopped"))
             for outcome in self.outcomes
         )
+
+    @property
+    def lacks_approval(self) -> bool:
+        """Whether there is something that a person may approve: the trigger, or that what it depends on failed."""
+        if self.approval_required and not self.approved:
+            return True
+        return not self.failures_approved and any(outcome in ("failed", "stopped") for outcome in self.outcomes)
 
     @property
     def key(self) -> OrderKey:

@@ -190,6 +190,11 @@ class Agent:
         """Nothing of it may be dispatched, whatever room there is."""
         return self.row.paused or self.row.archived or self.row.parked is not None
 
+    @property
+    def has_work(self) -> bool:
+        """Whether an earlier step left something over that is to be done now; a parked agent does it later."""
+        return self.row.todo is not None and self.row.parked is None
+
     def oldest_idle(self, at: int) -> OrderKey | None:
         """The oldest head that may start or ask its site: available, without a claim, and its site answers."""
         keys = (keys[0] for site, keys in self.ready.items() if site not in self.mute)
@@ -223,6 +228,15 @@ class Agent:
         line = self.lines.get(conversation_id)
         head = line.head if line else None
         return self.triggers[head] if head is not None else None
+
+    def paused_in(self, conversation_id: str) -> TriggerRow | None:
+        """The trigger that waits for a person: the first in line, or behind an ask or force that replies to it (F4)."""
+        line = self.lines.get(conversation_id)
+        for _, trigger_id in line.placed[:2] if line else ():
+            row = self.triggers[trigger_id]
+            if row.state == "paused":
+                return row
+        return None
 
     def live_triggers(self, conversation_id: str) -> Iterator[str]:
         """Ids of the conversation's live triggers: the placed ones by place, then the others by id."""

@@ -11,7 +11,7 @@ from typing import assert_never
 from streams.rules import limits, site_events
 from streams.rules.agent.state import DIGEST_DIGITS
 from streams.rules.events import Ignored, Refusal
-from streams.rules.folders import FolderInvalid, path_of, segments
+from streams.rules.folders import path_of, segments
 from streams.rules.messages import content_sha256
 from streams.rules.site.evolve import SiteOrigin, evolve, settle
 from streams.rules.site.rows import ClaimId, ClaimRow
@@ -151,7 +151,7 @@ def _answer(step: SiteStep, command: Claim) -> None:
             )
         )
         return
-    holders, count = step.site.holders(claim)
+    holders, count = step.site.holders(claim, reason)
     step.outputs.append(
         Denied(
             at=step.at,
@@ -191,18 +191,16 @@ SiteControls = ConfigureSite | PauseSite | ResumeSite | Gate | DeleteFolder | De
 
 def _control(step: SiteStep, command: SiteControls, defaults: limits.Defaults) -> None:
     site = step.site
-    if command.decide_before is not None and step.at >= command.decide_before:
-        step.refusal = Refusal(code="request_expired")
-        return
     remembered = site.remembered.get(command.id)
     if remembered is not None:
         step.repeats = remembered.seq
-        if remembered.digest == content_sha256(command)[:DIGEST_DIGITS]:
-            step.ignored = Ignored(reason="duplicate", first_seq=remembered.seq)
-        else:
-            step.refusal = Refusal(code="trigger_id_conflict", reason=f"answered before by decision {remembered.seq}")
-        return
-    if isinstance(command, ConfigureSite):
+    if remembered is not None and remembered.digest == content_sha256(command)[:DIGEST_DIGITS]:
+        step.ignored = Ignored(reason="duplicate", first_seq=remembered.seq)
+    elif command.decide_before is not None and step.at >= command.decide_before:
+        step.refusal = Refusal(code="request_expired")
+    elif remembered is not None:
+        step.refusal = Refusal(code="trigger_id_conflict", reason=f"answered before by decision {remembered.seq}")
+    elif isinstance(command, ConfigureSite):
         _configure(step, command, defaults)
     elif not site.row.created:
         step.refusal = Refusal(code="site_unknown")
@@ -211,7 +209,7 @@ def _control(step: SiteStep, command: SiteControls, defaults: limits.Defaults) -
     elif isinstance(command, Gate):
         _gate(step, command)
     elif isinstance(command, DeleteFolder):
-        _delete_folder(step, command)
+        _delete(step, command.environment_id, path_of(segments(command.path)))
     else:
         _delete(step, command.environment_id, "")
 
@@ -251,15 +249,6 @@ def _gate(step: SiteStep, command: Gate) -> None:
     step.emit(site_events.GateChanged(scope=command.scope, name=command.name, enabled=enabled, run_budget=run_budget))
     if step.site.gate(gate_id).is_open != was_open or enabled != was_enabled:  # also one whose budget was used up
         step.emit(site_events.WalkNoted(walk=("gate", *gate_id)))
-
-
-def _delete_folder(step: SiteStep, command: DeleteFolder) -> None:
-    try:
-        path = path_of(segments(command.path))
-    except FolderInvalid as invalid:
-        step.refusal = Refusal(code="invalid_record", reason=f"path: {invalid}")
-        return
-    _delete(step, command.environment_id, path)
 
 
 def _delete(step: SiteStep, environment_id: str, path: str) -> None:

@@ -14,7 +14,7 @@ from sortedcontainers import SortedList
 from streams.rules import limits
 from streams.rules.agent.rows import RememberedRow
 from streams.rules.events import WaitReason
-from streams.rules.folders import segments
+from streams.rules.folders import overlap, segments
 from streams.rules.site.forest import ClaimKey, Forest, Place
 from streams.rules.site.rows import ClaimId, ClaimRow, DeletionRow, GateRow, GateScope, SiteRow
 
@@ -113,15 +113,20 @@ class Site:
             return "agent_environment_folder_busy"
         return "site_workers_busy"
 
-    def holders(self, claim: ClaimRow) -> tuple[list[str], int]:
-        """Ids of granted triggers that stand in the claim's way, oldest first and bounded, and their number."""
+    def holders(self, claim: ClaimRow, reason: WaitReason) -> tuple[list[str], int]:
+        """Ids of granted triggers that hold what the claim waits for, oldest first and bounded, and their number.
+
+        Nobody holds what is behind a gate.
+        """
         place = place_of(claim)
-        in_the_way = [
-            other.trigger_id
-            for other in (self.claims[self.by_key[key]] for key in self.granted)
-            if (claim.worker and other.worker) or (place is not None and _overlaps(place, other))
-        ]
-        return in_the_way[: limits.HOLDERS_MAX], len(in_the_way)
+        granted = (self.claims[self.by_key[key]] for key in self.granted)
+        if reason == "site_workers_busy":
+            found = [other.trigger_id for other in granted if other.worker]
+        elif reason == "agent_environment_folder_busy" and place is not None:
+            found = [other.trigger_id for other in granted if _overlaps(place, other)]
+        else:
+            found = []
+        return found[: limits.HOLDERS_MAX], len(found)
 
     def walk(self, item: tuple[str, ...], after: tuple[str, str], count: int) -> Iterator[ClaimRow]:
         """Up to ``count`` claims that a walk has still to see, in order."""
@@ -228,8 +233,7 @@ def _overlaps(place: Place, claim: ClaimRow) -> bool:
     other = place_of(claim)
     if other is None or other.environment_id != place.environment_id:
         return False
-    shorter = min(len(place.segments), len(other.segments))
-    return place.segments[:shorter] == other.segments[:shorter]
+    return overlap(place.segments, other.segments)
 
 
 def _first(keys: "SortedList[ClaimKey]") -> ClaimKey | None:
