@@ -140,7 +140,7 @@ class Partition:
         for agent in self.agents.values():
             agent.loaded(now)
             self.remembered += len(agent.remembered)
-            if agent.row.todo is not None:
+            if agent.has_work:
                 self._unfinished[agent.agent_id] = None
         self._timers.rebuild(self.at)
 
@@ -284,7 +284,7 @@ class Partition:
         if step.has_decision:
             self.at = at
             self._write(agent, step, cause, via)
-        if agent.row.todo is not None:
+        if agent.has_work:
             self._unfinished[agent.agent_id] = None
         else:
             self._unfinished.pop(agent.agent_id, None)
