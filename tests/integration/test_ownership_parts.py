@@ -1,6 +1,7 @@
 """The parts of an ownership, each against a real Kafka: commits of any size, kept or fresh after which generation."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import cast
@@ -13,9 +14,9 @@ from api.cli.embedded_kafka import EmbeddedKafka
 from streams import CHANGELOG, DECISIONS, DISPATCHES, INPUT_TOPICS, SIGNALS, STATUSES, TRIGGERS
 from streams.codec import Output, Record
 from streams.kafka.commit import BATCH_BYTES_MAX, RecordTooLarge, Writer
-from streams.kafka.intake import WAITING_RECORDS_MAX, Fetched, InputOutOfOrder, Intake
+from streams.kafka.intake import FETCH_RECORDS_MAX, WAITING_RECORDS_MAX, Fetched, InputOutOfOrder, Intake
 from streams.kafka.membership import AssignmentsDiffer, Membership
-from streams.kafka.ownership import Surroundings
+from streams.kafka.ownership import SLICE_RECORDS, Surroundings
 from streams.kafka.restore import MakePartition
 from streams.kafka.worker import StandsStill, Worker
 from streams.partition import Changes
@@ -149,6 +150,48 @@ async def test_topics_share_what_is_taken_and_keep_their_order() -> None:
     taken = intake.take(100, 10**6)
     assert [record.offset for record in taken if record.topic == STATUSES.name] == list(range(10))
     assert [record.offset for record in taken if record.topic == TRIGGERS.name] == list(range(90))
+
+
+@pytest.mark.parametrize("busy", ALL)
+async def test_what_waits_behind_a_long_topic_is_taken_at_once(busy: str) -> None:
+    """A release behind a thousand triggers frees a folder now, a trigger behind a thousand signals is asked for now."""
+    intake = intake_at_zero()
+    intake.accept(fetched(intake, 0, 1_000, busy))
+    for topic in ALL:
+        if topic != busy:
+            intake.accept(fetched(intake, 0, 3, topic))
+    taken = intake.take(SLICE_RECORDS, 10**6)
+    assert Counter(record.topic for record in taken if record.topic != busy) == {
+        topic: 3 for topic in ALL if topic != busy
+    }
+    assert len(taken) == SLICE_RECORDS
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize(("busy", "single"), [(TRIGGERS.name, SIGNALS.name), (SIGNALS.name, TRIGGERS.name)])
+async def test_one_record_is_read_before_the_backlog_of_another_topic(
+    topics: EmbeddedKafka, busy: str, single: str
+) -> None:
+    count = 8 * FETCH_RECORDS_MAX
+    await send(topics.bootstrap, *["count"] * count, topic=busy)
+    await send(topics.bootstrap, "count", topic=single)
+
+    async def deliver(some: Fetched) -> None:
+        intake.accept(some)
+
+    intake = Intake(0, topics.bootstrap, NOWHERE, NOWHERE, deliver)
+    reader = asyncio.create_task(intake.read())
+    before: list[Record] = []
+
+    async def has_come() -> bool:
+        taken = intake.take(SLICE_RECORDS, 10**6)
+        before.extend(record for record in taken if record.topic == busy)
+        return any(record.topic == single for record in taken)
+
+    await until(has_come)
+    reader.cancel()
+    await asyncio.gather(reader, return_exceptions=True)
+    assert len(before) <= count // 2
 
 
 @pytest.mark.kafka
