@@ -26,7 +26,7 @@ from api.http.live import Live
 from api.http.metrics import answer_metrics
 from api.http.readiness import Readiness
 from api.http.rights import require_right
-from api.http.routes import agents, conversations, events, triggers
+from api.http.routes import agents, conversations, events, public, triggers
 from api.http.routes.parameters import Service, ServiceOf
 from api.http.writes import Writes
 
@@ -83,7 +83,7 @@ def create_app(
     app.add_middleware(Envelope)
     problems.install(app)
     app.add_exception_handler(ProjectionBehind, _answer_behind)
-    for router in (agents.router, triggers.router, conversations.router, events.router):
+    for router in (agents.router, triggers.router, conversations.router, events.router, public.router):
         app.include_router(router)
     app.add_api_route("/healthz", _health, methods=["GET"], tags=["operation"])
     app.add_api_route("/readyz", _ready, methods=["GET"], tags=["operation"])

@@ -13,12 +13,14 @@ from api.cli.embedded_kafka import BROKER_SETTINGS
 from api.cli.kafka_jars import KAFKA_VERSION
 from streams.settings import Settings, load_settings, variable_of
 from tests.commands import explain
+from tests.tokens import SECRET
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name: service for name, service in SERVICES.items() if service["image"] == "berth"}
 VARIABLES = {variable_of(field): field for field in Settings.model_fields}
+NEEDED = re.compile(r"\$\{([A-Z_]+):\?[^}]*\}")
 SUBSTITUTION = re.compile(r"\$\{([A-Z_]+):-([^}]*)\}")
 
 
@@ -32,7 +34,7 @@ def substituted(value: object) -> str:
 
 
 def test_every_program_of_the_pipeline_is_there() -> None:
-    assert {"kafka", "topics", "worker", "runner", "postgres", "projector"} <= SERVICES.keys()
+    assert {"kafka", "topics", "worker", "runner", "postgres", "projector", "api"} <= SERVICES.keys()
     assert SERVICES["worker"]["deploy"]["replicas"] == 2
 
 
@@ -45,7 +47,7 @@ def test_a_service_sets_only_settings_that_exist_and_values_that_are_allowed(
     given = environment(OURS[name])
     assert given.keys() <= VARIABLES.keys()
     for variable, value in given.items():
-        monkeypatch.setenv(variable, substituted(value))
+        monkeypatch.setenv(variable, SECRET if NEEDED.fullmatch(value) else substituted(value))
     assert load_settings().kafka == "kafka:9094"
 
 
@@ -119,6 +121,17 @@ def test_services_wait_for_what_they_need() -> None:
 def test_a_worker_is_asked_on_the_port_it_was_given() -> None:
     port = environment(SERVICES["worker"])["BERTH_WORKER_PORT"]
     assert f"http://127.0.0.1:{port}/readyz" in " ".join(SERVICES["worker"]["healthcheck"]["test"])
+
+
+def test_the_api_has_no_secret_of_its_own_and_is_asked_where_it_listens() -> None:
+    api = SERVICES["api"]
+    needed = NEEDED.fullmatch(environment(api)["BERTH_JWT_SECRET"])
+    assert needed is not None and needed[1] == "BERTH_JWT_SECRET"
+    port = api["command"][-1]
+    assert f"http://127.0.0.1:{port}/healthz" in " ".join(api["healthcheck"]["test"])
+    assert api["ports"] == [f"127.0.0.1:{port}:{port}"]
+    given = [name for name, service in OURS.items() if "BERTH_JWT_SECRET" in environment(service)]
+    assert given == ["api"]
 
 
 def test_volumes_are_declared() -> None:

@@ -53,13 +53,14 @@ async def _min_position(
         raise invalid("invalid_field", "min_position", f"min_position {error}.") from None
 
 
-async def _arrival(
-    caller: CallerOf,
-    idempotency_key: Annotated[
-        str | None, Header(description="the same key gives the same answer, however often it is sent")
-    ] = None,
-) -> Arrival:
-    return Arrival.now(caller, idempotency_key)
+IdempotencyKey = Annotated[
+    str | None,
+    Header(alias="Idempotency-Key", description="the same key gives the same answer, whenever it is sent"),
+]
+
+
+async def _arrival(caller: CallerOf, key: IdempotencyKey = None) -> Arrival:
+    return Arrival.now(caller, key)
 
 
 ServiceOf = Annotated[Service, Depends(_service)]
