@@ -25,7 +25,7 @@ def bench(
     measures: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Which: W1 W1C W2 W3 W3E drain latency restore memory takeover projection start. None: all of them.",
+            help="Which: W1 W1C W2 W3 W3E drain latency sites restore memory takeover projection start. None: all.",
             show_default=False,
         ),
     ] = None,

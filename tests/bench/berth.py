@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 import aiohttp
 from aiokafka import AIOKafkaProducer
@@ -95,7 +95,7 @@ async def producing(bootstrap: str) -> AsyncIterator[AIOKafkaProducer]:
         await producer.stop()
 
 
-def configure_record(agent_id: str, limit: int) -> bytes:
+def configure_record(agent_id: str, limit: int | Literal["unlimited"]) -> bytes:
     return to_json(
         {
             "type": "configure",
@@ -138,7 +138,7 @@ def finished_record(dispatch: dict[str, Any]) -> bytes:
     )
 
 
-async def configure(producer: AIOKafkaProducer, agents: Sequence[str], limit: int) -> None:
+async def configure(producer: AIOKafkaProducer, agents: Sequence[str], limit: int | Literal["unlimited"]) -> None:
     for agent in agents:
         await producer.send(CONTROLS.name, key=agent.encode(), value=configure_record(agent, limit))
     await producer.flush()

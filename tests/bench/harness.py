@@ -12,7 +12,7 @@ from rich.console import Console
 
 from api.cli.embedded_kafka import EmbeddedKafka
 from streams.kafka import topics
-from tests.bench import measures, projection, start
+from tests.bench import measures, projection, site_latency, start
 from tests.bench.processes import other_cpu
 from tests.bench.report import Runs
 from tests.bench.systems import run_beside_projector, run_on_berth, run_on_floor
@@ -22,6 +22,7 @@ WORKLOADS: Final = ("w1", "w1c", "w2", "w3", "w3e")
 MEASURES: Final[dict[str, Callable[[str], Awaitable[dict[str, Any]]]]] = {
     "drain": measures.drain,
     "latency": measures.latency,
+    "sites": site_latency.sites,
     "restore": measures.restore_and_memory,
     "takeover": measures.takeover,
     "projection": projection.projection,

@@ -44,6 +44,8 @@ TARGETS: Final = (
     Target("drain of triggers, of plain Faust", "berth drain", "triggers_per_second", "at least", 2, "/s", _FAUST),
     Target("drain of triggers", "berth drain", "triggers_per_second", "at least", 6_000, "/s"),
     Target("drain of finished", "berth drain", "finished_per_second", "at least", 6_000, "/s"),
+    Target("freed→next with a worker of the pool, p99", "berth sites", "worker_p99_ms", "at most", 150, "ms"),
+    Target("freed→next with a folder, p99", "berth sites", "folder_p99_ms", "at most", 150, "ms"),
     Target("restore, rows of 500 bytes or more", "berth restore", "restored_rows_per_second", "at least", 30_000, "/s"),
     Target("take-over after kill -9, session timeout 6 s", "berth takeover", "last_seconds", "at most", 7.0, "s"),
     Target("memory of a waiting trigger, no texts", "berth restore", "memory_bytes_per_waiting", "at most", 2_048, "B"),
