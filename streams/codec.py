@@ -13,13 +13,13 @@ import json
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeGuard
+from typing import Any, Final, Literal, NamedTuple, TypeGuard
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
-from streams import CLAIMS, CONTROLS, SIGNALS, SITE_CONTROLS, STATUSES, TRIGGERS
-from streams.rules import limits
+from streams import CLAIMS, CONTROLS, SIGNALS, SITE_CONTROLS, STATUSES, TEXTS, TRIGGERS
+from streams.rules import events, limits
 from streams.rules.agent.rows import AgentRow, ConversationRow, RememberedRow, TriggerRow, WatchRow
 from streams.rules.agent.step import Via
 from streams.rules.commands import AgentCommand
@@ -100,6 +100,8 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[str, bytes]] = ()
+    timestamp_ms: int = 0
+    """When it was written, by the clock of who wrote it (the broker's, where topics say so); for measuring only."""
 
 
 class Output(NamedTuple):
@@ -471,3 +473,23 @@ def _murmur2(data: bytes) -> int:
         result = (result ^ int.from_bytes(data[whole:], "little")) * multiplier & mask
     result = (result ^ result >> 13) * multiplier & mask
     return result ^ result >> 15
+
+
+def text_output(
+    key: bytes,
+    agent_id: str,
+    trigger_id: str,
+    execution_id: str | None,
+    kind: Literal["message", "error", "result"],
+    text: Text,
+) -> Output:
+    """A text of a person, for projections; a long outcome is cut."""
+    assert text.json is not None
+    value, truncated = text.json, False
+    if kind != "message" and text.bytes > limits.OUTCOME_BYTES_MAX:
+        value, truncated = text.cut(limits.OUTCOME_BYTES_MAX), True
+    record = events.TextRecord(
+        agent_id=agent_id, trigger_id=trigger_id, execution_id=execution_id, kind=kind, truncated=truncated
+    )
+    head = record.__pydantic_serializer__.to_json(record, exclude_unset=True)
+    return Output(TEXTS.name, key, head[:-1] + b',"text":' + value + b"}")

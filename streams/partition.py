@@ -14,9 +14,9 @@ on in single steps to find the record (which stops the partition) or the timer (
 import hashlib
 from collections.abc import Mapping
 from itertools import islice
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
-from streams import DEAD_LETTERS, DECISIONS, DISPATCHES, TEXTS, codec
+from streams import DEAD_LETTERS, DECISIONS, DISPATCHES, STATUSES, codec
 from streams.codec import Output, Record
 from streams.rules import dispatches, events, limits
 from streams.rules.agent.decide import decide
@@ -32,7 +32,6 @@ from streams.rules.messages import (
     Park,
     Status,
     Stop,
-    Text,
     Timer,
     Trigger,
 )
@@ -41,6 +40,7 @@ from streams.rules.site.state import Site
 from streams.rules.site_events import SiteCommand
 from streams.rules.site_messages import Internal
 from streams.sites import Sites
+from streams.tally import Tally
 from streams.timers import Timers
 
 _ERROR_CHARACTERS_MAX: Final = 500
@@ -94,6 +94,9 @@ class Partition:
         self.heartbeats = 0
         self.remembered = 0
         """Number of remembered ids of all agents."""
+        self.tally = Tally()
+        """Since ``take_tally``."""
+        self._dispatched = 0
         self._raw: dict[bytes, bytes] = {}
         self._texts: dict[tuple[str, str], bytes] = {}
         self._timers = Timers(self.agents)
@@ -186,10 +189,13 @@ class Partition:
         if record.offset < self.positions.get(record.topic, 0):
             return
         self._work_off(now)
+        dispatched = self._dispatched
         try:
             self._handle(record, now)
         except Exception as error:
             raise RuleFailure(record, None, error) from error
+        if self._dispatched != dispatched and record.topic == STATUSES.name:
+            self.tally.freed_at_ms.append(record.timestamp_ms)
         self.positions[record.topic] = record.offset + 1
         self._moved = True
 
@@ -262,12 +268,18 @@ class Partition:
         return changes
 
     def take_outputs(self) -> list[Output]:
-        """What would be sent, for a replay that stores nothing: which rows changed is forgotten."""
+        """What would be sent, for a replay that stores nothing: changed rows and counts are forgotten."""
         outputs = [*self._outputs, *self._sites.take_outputs()]
         for agent in self._changed_agents.values():
             agent.changed.clear()
         self._outputs, self._changed_agents, self._changed_texts, self._moved = [], {}, {}, False
+        self.take_tally()
         return outputs
+
+    def take_tally(self) -> Tally:
+        """What was counted since the last time."""
+        tally, self.tally = self.tally, Tally()
+        return tally
 
     # Deciding
 
@@ -284,6 +296,7 @@ class Partition:
         if step.has_decision:
             self.at = at
             self._write(agent, step, cause, via)
+            self.tally.count(step)
         if agent.has_work:
             self._unfinished[agent.agent_id] = None
         else:
@@ -320,6 +333,7 @@ class Partition:
     def _for_runner(self, agent: Agent, output: RunnerOutput) -> bytes:
         value = output.__pydantic_serializer__.to_json(output, exclude_unset=True)
         if isinstance(output, dispatches.Dispatch):
+            self._dispatched += 1
             return codec.with_texts(value, self._texts.get((agent.agent_id, output.trigger_id)))
         return value
 
@@ -333,16 +347,18 @@ class Partition:
                 text_key = agent.agent_id, command.id
                 self._texts[text_key] = self._changed_texts[text_key] = texts
             if command.message is not None:
-                self._outputs.append(_text_output(key, agent.agent_id, command.id, None, "message", command.message))
+                self._outputs.append(
+                    codec.text_output(key, agent.agent_id, command.id, None, "message", command.message)
+                )
         elif isinstance(command, Status) and step.emitted:
             ends = events.Finished | events.AttemptFailed | events.TriggerPaused | events.Stopped
             ended = next((event for event in step.emitted if isinstance(event, ends)), None)
             if ended is not None:
                 about = key, agent.agent_id, ended.trigger_id, ended.execution_id
                 if command.error is not None:
-                    self._outputs.append(_text_output(*about, "error", command.error))
+                    self._outputs.append(codec.text_output(*about, "error", command.error))
                 if command.result is not None:
-                    self._outputs.append(_text_output(*about, "result", command.result))
+                    self._outputs.append(codec.text_output(*about, "result", command.result))
 
     # Left-over work and timers
 
@@ -489,22 +505,3 @@ def _row_value(agent: Agent, ref: RowRef) -> bytes | None:
             assert ref.watcher is not None
             watch = agent.watches.get(ref.id, {}).get(ref.watcher)
             return None if watch is None else codec.write_watch(watch)
-
-
-def _text_output(
-    key: bytes,
-    agent_id: str,
-    trigger_id: str,
-    execution_id: str | None,
-    kind: Literal["message", "error", "result"],
-    text: Text,
-) -> Output:
-    assert text.json is not None
-    value, truncated = text.json, False
-    if kind != "message" and text.bytes > limits.OUTCOME_BYTES_MAX:
-        value, truncated = text.cut(limits.OUTCOME_BYTES_MAX), True
-    record = events.TextRecord(
-        agent_id=agent_id, trigger_id=trigger_id, execution_id=execution_id, kind=kind, truncated=truncated
-    )
-    head = record.__pydantic_serializer__.to_json(record, exclude_unset=True)
-    return Output(TEXTS.name, key, head[:-1] + b',"text":' + value + b"}")

@@ -123,7 +123,17 @@ class Intake:
                 if message.offset < expected:
                     raise InputOutOfOrder(f"{topic}/{self.number}: offset {message.offset} came after {expected - 1}")
                 expected = message.offset + 1
-                records.append(Record(topic, self.number, message.offset, message.key, message.value, message.headers))
+                records.append(
+                    Record(
+                        topic,
+                        self.number,
+                        message.offset,
+                        message.key,
+                        message.value,
+                        message.headers,
+                        message.timestamp,
+                    )
+                )
                 bytes_count += max(message.serialized_key_size, 0) + max(message.serialized_value_size, 0)
             if end < expected:
                 raise InputOutOfOrder(f"{topic}/{self.number}: the next offset is {end}, but {expected - 1} was read")

@@ -36,7 +36,6 @@ from typing import Final, Literal, TypedDict
 import structlog
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
-from prometheus_client import Counter, Histogram
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from streams import CHANGELOG, INPUT_TOPICS, codec
@@ -45,6 +44,7 @@ from streams.kafka import edge
 from streams.kafka.clients import reading
 from streams.kafka.commit import RecordTooLarge, Writer
 from streams.kafka.intake import Fetched, Intake
+from streams.kafka.metrics import PRESENT, RESTORE_SECONDS, OfPartition
 from streams.kafka.restore import POLL_MILLISECONDS, MakePartition, Restored, load_rows, restore
 from streams.partition import Changes, Partition, RuleFailure, dead_letter
 from streams.rules.limits import CLOCK_AHEAD_SECONDS_MAX
@@ -65,20 +65,6 @@ GATHERED_RECORDS_MIN: Final = 16
 """Fewer waiting records than this are no sign of falling behind."""
 
 log = structlog.get_logger()
-
-HANDLED = Counter("berth_records_handled", "Input records whose decision was committed.", ["partition"])
-TRANSACTIONS = Counter("berth_transactions", "Committed transactions.", ["partition"])
-COMMIT_SECONDS = Histogram(
-    "berth_commit_seconds",
-    "Time of one transaction, from its beginning to its end.",
-    buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 15),
-)
-RESTORE_SECONDS = Histogram(
-    "berth_restore_seconds",
-    "Time to restore one partition.",
-    buckets=(0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300),
-)
-RULE_FAILURES = Counter("berth_rule_failures", "Failures of the rules themselves.", ["partition"])
 
 State = Literal["restoring", "running", "stopped", "clock_behind"]
 
@@ -133,6 +119,7 @@ class Ownership:
         self._pause_seconds = 0.0
         self._suspect: RuleFailure | None = None
         """What failed in company; while it is set, everything is decided alone."""
+        self._metrics = OfPartition(number)
         self._log = log.bind(partition=number)
 
     async def fence(self) -> None:
@@ -157,7 +144,7 @@ class Ownership:
                     to_park = None
                 await self._read_and_decide(restored)
             except RuleFailure as failure:
-                RULE_FAILURES.labels(self.number).inc()
+                self._metrics.rule_failures.inc()
                 self._log.error("rules_failed", **_place(failure), error=str(failure))
                 if self._suspect is None:
                     self._suspect = failure
@@ -223,9 +210,11 @@ class Ownership:
         intake = self.intake = Intake(self.number, shared.bootstrap, starts, restored.take_over_ends, shared.deliver)
         reader = asyncio.create_task(intake.read(), name=f"intake-{self.number}")
         reader.add_done_callback(lambda _task: intake.arrived.set())
+        PRESENT.begin(restored.partition)
         try:
             await self._decide(restored.partition, intake, reader)
         finally:
+            PRESENT.end(restored.partition)
             intake.is_closed = True
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
@@ -267,17 +256,17 @@ class Ownership:
             await asyncio.sleep(0)
         if intake.has_caught_up():
             partition.fire_timers(edge.now_us(), TIMERS_MAX)
-        await self._commit(partition.take_changes(), handled)
+        await self._commit(partition, handled)
         self._adapt_pause(len(handled), intake.waiting_count)
 
     async def _alone(self, partition: Partition, intake: Intake, suspect: RuleFailure) -> None:
         """Decide one record and then one timer, each in a transaction of its own, until past what failed."""
         for record in intake.take(1, SLICE_BYTES_MAX):
             partition.handle(record, edge.now_us())
-            await self._commit(partition.take_changes(), [record])
+            await self._commit(partition, [record])
         if intake.has_caught_up():
             partition.fire_timers(edge.now_us(), 1)
-        await self._commit(partition.take_changes(), [])
+        await self._commit(partition, [])
         if suspect.record is not None:
             is_past = partition.positions[suspect.record.topic] > suspect.record.offset
         else:
@@ -286,7 +275,8 @@ class Ownership:
         if is_past:
             self._suspect = None
 
-    async def _commit(self, changes: Changes | None, handled: Sequence[Record]) -> None:
+    async def _commit(self, partition: Partition, handled: Sequence[Record]) -> None:
+        changes, tally = partition.take_changes(), partition.take_tally()
         if changes is None:
             return
         await self._surroundings.stable.wait()
@@ -301,9 +291,7 @@ class Ownership:
         finally:
             self._idle.set()
         self.has_committed = True
-        COMMIT_SECONDS.observe(edge.monotonic_seconds() - began)
-        TRANSACTIONS.labels(self.number).inc()
-        HANDLED.labels(self.number).inc(len(handled))
+        self._metrics.committed(changes.outputs, len(handled), tally, edge.monotonic_seconds() - began)
         self.last_progress_at_us = edge.now_us()
 
     def _adapt_pause(self, handled_count: int, waiting_count: int) -> None:

@@ -36,10 +36,9 @@ from aiohttp import web
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import InvalidSessionTimeoutError, KafkaError, ProducerFenced
 from faust.exceptions import ProducerSendError
-from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
 from streams import APPLICATION_ID, INPUT_TOPICS, WORKERS
-from streams.kafka import edge, topics
+from streams.kafka import edge, metrics, topics
 from streams.kafka.clients import honest, is_outage, reading
 from streams.kafka.intake import Fetched, InputOutOfOrder, Intake
 from streams.kafka.membership import AssignmentsDiffer, Membership
@@ -62,9 +61,6 @@ ASK_SECONDS_MAX: Final = 5.0
 KAFKA_AWAY_SECONDS_MAX: Final = 60.0
 STANDSTILL_SECONDS_MAX: Final = 30.0
 STOP_SECONDS_MAX: Final = 8.0
-
-LAG = Gauge("berth_lag_records", "Input records that are there and not handled yet.", ["partition"])
-READY = Gauge("berth_partition_ready", "Whether the partition decides.", ["partition"])
 
 log = structlog.get_logger()
 
@@ -235,11 +231,11 @@ class Worker:
         self._lags = dict.fromkeys(intakes, 0)
         for (topic, number), end in ends.items():
             self._lags[number] += max(0, end - intakes[number].position(topic))
-        LAG.clear()
-        READY.clear()
+        metrics.LAG.clear()
+        metrics.READY.clear()
         for number, ownership in self.membership.owned.items():
-            LAG.labels(number).set(self._lags.get(number, 0))
-            READY.labels(number).set(ownership.state == "running")
+            metrics.LAG.labels(number).set(self._lags.get(number, 0))
+            metrics.READY.labels(number).set(ownership.state == "running")
         self._check_standstill(intakes)
 
     def _check_standstill(self, intakes: dict[int, Intake]) -> None:
@@ -343,7 +339,7 @@ class Worker:
 
 
 async def _answer_metrics(_request: web.Request) -> web.Response:
-    return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return web.Response(body=metrics.as_text(), headers={"Content-Type": metrics.CONTENT_TYPE})
 
 
 def _app(settings: Settings, bootstrap: str) -> App:

@@ -18,6 +18,7 @@ from typing import Any
 from streams import DECISIONS, codec
 from streams.codec import Output, Record
 from streams.partition import Changes, RowsMissing, RuleFailure
+from streams.tally import Tally
 
 POSITION_KEY = codec.write_key(codec.PARTITION_KEY)
 
@@ -30,6 +31,7 @@ class CountingPartition:
         self.at_us = 0
         self.timers: dict[str, tuple[int, bool]] = {}
         self.sites: dict[str, None] = {}
+        self.agents: dict[str, None] = {}
         self.changed: dict[bytes, bytes | None] = {}
         self.outputs: list[Output] = []
         self.position_changed = False
@@ -120,6 +122,9 @@ class CountingPartition:
 
     def clock_behind_us(self, now_us: int) -> int:
         return max(0, self.at_us - now_us)
+
+    def take_tally(self) -> Tally:
+        return Tally()
 
     def take_changes(self) -> Changes | None:
         if not (self.changed or self.outputs or self.position_changed):
