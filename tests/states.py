@@ -79,6 +79,8 @@ def check_room(agent: Agent, now: int, next_deadline: int | None) -> None:
     slots = [row.slot_number for row in agent.triggers.values() if row.state == "running"]
     assert len(set(slots)) == len(slots)
     assert agent.free_slot() == min(set(range(1, len(slots) + 2)) - set(slots)), "the lowest free number is next"
+    if agent.row.todo is None and agent.row.parked is None:
+        assert not agent.untold, "E2: whoever depends on a conversation knows how it stands"
     if (next_deadline is not None and next_deadline <= now) or agent.row.todo is not None:
         return
     heads = {line.head for line in agent.lines.values()}

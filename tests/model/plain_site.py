@@ -6,7 +6,19 @@ state as the real one, once that has worked off what it noted.
 
 from dataclasses import dataclass, field
 
-from streams.rules.site_messages import Claim, DeleteEnvironment, DeleteFolder, Gate, Release
+from streams.rules.site.rows import GateScope
+from streams.rules.site.state import Site, place_of
+from streams.rules.site_messages import (
+    Claim,
+    ConfigureSite,
+    DeleteEnvironment,
+    DeleteFolder,
+    Gate,
+    PauseSite,
+    Release,
+    ResumeSite,
+    SiteControl,
+)
 
 B = 5
 Answer = tuple[str, str, str, int]
@@ -52,6 +64,8 @@ class PlainGate:
 class PlainSite:
     capacity: int
     paused: bool = False
+    is_known: bool = True
+    """Claims at a site that nobody has configured wait."""
     claims: list[PlainClaim] = field(default_factory=list)
     gates: dict[tuple[str, str], PlainGate] = field(default_factory=dict)
     deleted: list[tuple[str, list[str], int]] = field(default_factory=list)
@@ -59,6 +73,19 @@ class PlainSite:
 
     def say(self, kind: str, claim: PlainClaim) -> None:
         self.answers.append((kind, claim.agent, claim.trigger, claim.n))
+
+    def control(self, command: SiteControl, at: int) -> None:
+        match command:
+            case Gate():
+                self.set_gate(command)
+            case PauseSite() | ResumeSite():
+                self.pause(isinstance(command, PauseSite))
+            case ConfigureSite(capacity=int() as capacity):
+                self.set_capacity(capacity)
+            case DeleteFolder() | DeleteEnvironment():
+                self.delete(command, at)
+            case _:
+                raise AssertionError(command)
 
     def claim(self, command: Claim) -> None:
         key = (command.key.available_at, command.key.created_at, command.key.id.encode(), command.agent_id.encode())
@@ -93,14 +120,14 @@ class PlainSite:
         self.grant()
 
     def pause(self, paused: bool) -> None:
-        if self.paused != paused:
+        if self.paused != paused and self.is_known:
             self.paused = paused
             if paused:
                 self.recall(self.claims)
             self.grant()
 
     def set_capacity(self, capacity: int) -> None:
-        self.capacity = capacity
+        self.capacity, self.is_known = capacity, True
         self.grant()
 
     def set_gate(self, command: Gate) -> None:
@@ -135,9 +162,26 @@ class PlainSite:
                 claim.path, claim.passed = None, 0
                 self.say("degraded", claim)
 
+    def same_as(self, real: Site) -> None:
+        """The real one has the same claims and gates, and nothing waits that could start (I5)."""
+        theirs = {}
+        for claim in real.claims.values():
+            at = place_of(claim)
+            theirs[claim.id] = (claim.n, claim.granted, claim.passed, None if at is None else [*at.segments])
+        ours = {(one.agent, one.trigger): (one.n, one.granted, one.passed, one.path) for one in self.claims}
+        assert theirs == ours
+        assert (real.row.paused, real.row.created, real.row.capacity) == (self.paused, self.is_known, self.capacity)
+        for id, gate in self.gates.items():
+            scope: GateScope = "organization" if id[0] == "organization" else "department"
+            other = real.gate((scope, id[1]))
+            assert (other.enabled, other.run_budget) == (gate.enabled, gate.budget), id
+        for one in self.claims:
+            assert one.granted or not self.may_start(one), "I5"
+            assert one.passed <= B
+
     def is_gated(self, claim: PlainClaim) -> bool:
         gates = [self.gates[gate] for gate in claim.gates if gate in self.gates]
-        return self.paused or any(not gate.enabled or gate.budget == 0 for gate in gates)
+        return self.paused or not self.is_known or any(not gate.enabled or gate.budget == 0 for gate in gates)
 
     def may_start(self, claim: PlainClaim) -> bool:
         if claim.granted or self.is_gated(claim):

@@ -8,8 +8,8 @@ import pytest
 
 from streams.rules import limits
 from streams.rules.order import SECOND
-from streams.rules.site.decide import decide
-from streams.rules.site.state import Site, place_of
+from streams.rules.site.decide import SiteControls, decide
+from streams.rules.site.state import Site
 from streams.rules.site_events import SiteCommand
 from streams.rules.site_messages import (
     Claim,
@@ -25,7 +25,7 @@ from streams.rules.site_messages import (
     Sender,
 )
 from tests.driving import T0, Json
-from tests.model.plain_site import PlainGate, PlainSite
+from tests.model.plain_site import PlainSite
 
 PATHS = ("/", "/a", "/a/b", "/a/b/c", "/a/bc", "/d", "/d/e", "/d/e/f", None)
 WIDE_AND_CHILDREN = ("/a", *(f"/a/{number}" for number in range(12)))
@@ -63,25 +63,8 @@ class BothSites:
         self.compare()
 
     def compare(self) -> None:
-        real = {
-            claim.id: (
-                claim.n,
-                claim.granted,
-                claim.passed,
-                None if (at := place_of(claim)) is None else [*at.segments],
-            )
-            for claim in self.real.claims.values()
-        }
-        plain = {(one.agent, one.trigger): (one.n, one.granted, one.passed, one.path) for one in self.plain.claims}
-        assert real == plain
-        for id in GATES:
-            gate, other = self.real.gate(id), self.plain.gates.get(id, PlainGate())
-            assert (gate.enabled, gate.run_budget) == (other.enabled, other.budget), id
-        for claim in self.plain.claims:
-            if not claim.granted:
-                assert not self.plain.may_start(claim), "I5"
-            assert claim.passed <= limits.CLAIM_PASSES_MAX
-            self.passes = max(self.passes, claim.passed)
+        self.plain.same_as(self.real)
+        self.passes = max([self.passes, *(claim.passed for claim in self.plain.claims)])
 
     def step(self) -> None:
         self.now += self.chance.choice([0, 1, SECOND])
@@ -144,33 +127,24 @@ class BothSites:
         ):
             case "gate":
                 scope, name = chance.choice(GATES)
-                gate = Gate(**about, scope=scope, name=name, enabled=chance.random() < 0.7)
-                self.plain.set_gate(gate)
-                self.send(gate)
+                self.told(Gate(**about, scope=scope, name=name, enabled=chance.random() < 0.7))
             case "budget":
                 scope, name = chance.choice(GATES)
-                gate = Gate(**about, scope=scope, name=name, run_budget=chance.choice([0, 1, 4, None, None]))
-                self.plain.set_gate(gate)
-                self.send(gate)
+                self.told(Gate(**about, scope=scope, name=name, run_budget=chance.choice([0, 1, 4, None, None])))
             case "pause":
-                self.plain.pause(True)
-                self.send(PauseSite(**about))
+                self.told(PauseSite(**about))
             case "resume":
-                self.plain.pause(False)
-                self.send(ResumeSite(**about))
+                self.told(ResumeSite(**about))
             case "capacity":
-                configure = ConfigureSite(**about, capacity=chance.choice([0, 1, 2, 5]))
-                assert configure.capacity is not None
-                self.plain.set_capacity(configure.capacity)
-                self.send(configure)
+                self.told(ConfigureSite(**about, capacity=chance.choice([0, 1, 2, 5])))
             case "folder":
-                deleted = DeleteFolder(**about, environment_id="e", path=chance.choice(["/a", "/a/b", "/d/e"]))
-                self.plain.delete(deleted, self.now)
-                self.send(deleted)
+                self.told(DeleteFolder(**about, environment_id="e", path=chance.choice(["/a", "/a/b", "/d/e"])))
             case "environment":
-                gone = DeleteEnvironment(**about, environment_id=chance.choice(["e", "f"]))
-                self.plain.delete(gone, self.now)
-                self.send(gone)
+                self.told(DeleteEnvironment(**about, environment_id=chance.choice(["e", "f"])))
+
+    def told(self, control: SiteControls) -> None:
+        self.plain.control(control, self.now)
+        self.send(control)
 
 
 @pytest.mark.parametrize("run", range(int(os.environ.get("BERTH_SITE_RUNS", "60"))))

@@ -1,24 +1,35 @@
-"""Checks the committed log of a simulated cluster, by counting from dispatches and decisions alone."""
+"""Checks the committed log of a simulated cluster: what ``berth verify`` checks, and what the site protocol asserts.
+
+I1 to I11 of the site protocol are counted from decisions and messages alone (``agent_book``, ``site_book``); only
+"nobody waits beside room" (I4) looks at the indexes, which are then compared with the fold of the log (I8).
+"""
 
 import json
-from collections import Counter
-from typing import Any
+from collections import Counter, defaultdict
+from typing import Any, NamedTuple
 
-from streams import DECISIONS, SITE_DECISIONS
+from streams import CLAIMS, DECISIONS, SIGNALS, SITE_DECISIONS
 from streams.audit.verify import Verifier
 from streams.audit.verify_sites import SiteVerifier
-from streams.rules.folders import segments
+from streams.rules.limits import STEP_CHANGES_MAX
+from tests.simulation.agent_book import AgentBook
 from tests.simulation.cluster import Cluster
+from tests.simulation.site_book import SiteBook
+from tests.states import check_room, content, without_leases
 
-ENDS = {"finished", "attempt_failed", "lease_expired", "paused", "stopped"}
-FINAL = {"finished", "stopped", "expired", "refused", "replied"}
+MESSAGES_PER_CHANGE = 4
+"""claim, waiting, granted, release"""
+TriggerId = tuple[str, str]
 
 
-def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    if one["environment_id"] is None or one["environment_id"] != other["environment_id"]:
-        return False
-    mine, theirs = segments(one["folder"] or "/"), segments(other["folder"] or "/")
-    return mine[: len(theirs)] == theirs[: len(mine)]
+class UnderWay(NamedTuple):
+    """A message between an agent and a site, until its reader has committed that it read it."""
+
+    kind: str
+    n: int
+    topic: str
+    partition: int
+    offset: int
 
 
 class Checker:
@@ -28,109 +39,169 @@ class Checker:
         self.cluster = cluster
         self.verifiers = [Verifier() for _ in range(cluster.partitions)]
         self.site_verifiers = [SiteVerifier() for _ in range(cluster.partitions)]
-        self.read = [0] * cluster.partitions
-        self.read_sites = [0] * cluster.partitions
-        self.triggers: dict[tuple[str, str], dict[str, Any]] = {}
-        self.state: dict[tuple[str, str], str] = {}
-        self.running: dict[str, tuple[str, str]] = {}
-        self.capacity: dict[str, int] = {}
-        self.pool: Counter[str] = Counter()
-        self.granted: dict[tuple[str, str, str], dict[str, Any]] = {}
-        self.claims: dict[tuple[str, str, str], dict[str, Any]] = {}
+        self.agents: defaultdict[str, AgentBook] = defaultdict(AgentBook)
+        self.sites: defaultdict[str, SiteBook] = defaultdict(SiteBook)
+        self.running: dict[str, TriggerId] = {}
         self.counts: Counter[str] = Counter()
+        """Events by type, refusals as "refused <code>", messages as "sent <type>"."""
+        self._read: Counter[tuple[str, int]] = Counter()
+        self._under_way: defaultdict[TriggerId, list[UnderWay]] = defaultdict(list)
+        self._messages: Counter[TriggerId] = Counter()
+        self._asked_again: Counter[TriggerId] = Counter()
+        """Recalls and lost folders: what a site says of its own accord."""
+        self._said: set[tuple[TriggerId, int, str]] = set()
 
-    def check(self) -> None:
-        for number in range(self.cluster.partitions):
-            records = self.cluster.log[DECISIONS.name, number]
-            for record in records[self.read[number] :]:
-                violation = self.verifiers[number].check(record.value or b"", record.offset)
-                assert violation is None, violation
-                self._decision(json.loads(record.value or b""))
-            self.read[number] = len(records)
-            records = self.cluster.log[SITE_DECISIONS.name, number]
-            for record in records[self.read_sites[number] :]:
-                violation = self.site_verifiers[number].check(record.value or b"", record.offset)
-                assert violation is None, violation
-                self._site_decision(json.loads(record.value or b""))
-            self.read_sites[number] = len(records)
+    def check(self, number: int) -> None:
+        """The owner of partition ``number`` has committed, or crashed."""
+        touched: dict[TriggerId, None] = {}
+        agents: dict[str, None] = {}
+        sites: dict[str, None] = {}
+        for value, offset in self._new(DECISIONS.name, number):
+            violation = self.verifiers[number].check(value, offset)
+            assert violation is None, violation
+            decision = json.loads(value)
+            agents[decision["agent_id"]] = None
+            touched.update(dict.fromkeys(self._decision(decision)))
+        for value, offset in self._new(SITE_DECISIONS.name, number):
+            violation = self.site_verifiers[number].check(value, offset)
+            assert violation is None, violation
+            decision = json.loads(value)
+            sites[decision["site"]] = None
+            self._count(decision)
+            self.sites[decision["site"]].read(decision)
+            touched.update(dict.fromkeys(_triggers_of(decision)))
+        for topic in (CLAIMS.name, SIGNALS.name):
+            for other in range(self.cluster.partitions):
+                for value, offset in self._new(topic, other):
+                    self._message(json.loads(value), topic, other, offset)
+        for id in touched:
+            self._check_agreement(id)
+        self._check_idle(number, agents, sites)
 
-    def _decision(self, decision: dict[str, Any]) -> None:
-        agent_id = decision["agent_id"]
-        assert len(decision.get("events", ())) <= 160
+    def _new(self, topic: str, number: int) -> list[tuple[bytes, int]]:
+        records = self.cluster.log[topic, number]
+        read = self._read[topic, number]
+        self._read[topic, number] = len(records)
+        return [(record.value or b"", record.offset) for record in records[read:]]
+
+    # Reading
+
+    def _count(self, decision: dict[str, Any]) -> None:
         for event in decision.get("events", ()):
             self.counts[event["type"]] += 1
-            if "trigger_id" not in event or event["type"] in ("watched", "told"):
-                continue
-            id = (agent_id, event["trigger_id"])
-            match event["type"]:
-                case "accepted":
-                    assert id not in self.state, f"{id} was accepted twice"
-                    self.state[id] = "waiting"
-                    command = decision["command"]
-                    self.triggers[id] = {
-                        "environment_id": event.get("environment_id"),
-                        "folder": event.get("folder"),
-                        "worker": bool(command.get("worker")),
-                    }
-                case "dispatched":
-                    assert self.state[id] == "waiting", (id, self.state[id])
-                    self._start(id, event["execution_id"])
-                case "degraded":
-                    self.triggers[id]["environment_id"] = None
-                case kind if kind in ENDS | FINAL:
-                    if event.get("execution_id"):
-                        assert self.running.pop(event["execution_id"]) == id
-                    assert self.state[id] not in FINAL, f"{id} ended twice"
-                    self.state[id] = self._state_after(event)
-                case "resumed":
-                    assert self.state[id] == "paused"
-                    self.state[id] = "waiting"
+            if event["type"] == "refused":
+                self.counts[f"refused {event['code']}"] += 1
+        if "refusal" in decision:
+            self.counts[f"refused {decision['refusal']['code']}"] += 1
+        if decision["command"]["type"] == "continue":
+            self.counts["continued"] += 1
 
-    @staticmethod
-    def _state_after(event: dict[str, Any]) -> str:
-        if event["type"] in ("attempt_failed", "lease_expired"):
-            if "retry_at" in event:
-                return "waiting"
-            return "stopped" if event.get("final") == "stopped" else "finished"
-        return "finished" if event["type"] == "replied" else str(event["type"])
+    def _decision(self, decision: dict[str, Any]) -> list[TriggerId]:
+        agent_id = decision["agent_id"]
+        self._count(decision)
+        assert len(decision.get("events", ())) <= 3 * (STEP_CHANGES_MAX + 2)
+        book = self.agents[agent_id]
+        book.read(decision)
+        for event in decision.get("events", ()):
+            if event["type"] == "dispatched":
+                self._starts((agent_id, event["trigger_id"]), event["execution_id"])
+            elif "execution_id" in event and event["type"] != "stop_requested":
+                assert self.running.pop(event["execution_id"]) == (agent_id, event["trigger_id"]), "I5: it ends once"
+        return _triggers_of(decision)
 
-    def _start(self, id: tuple[str, str], execution_id: str) -> None:
-        self.state[id] = "running"
-        mine = self.triggers[id]
-        for other in self.running.values():
-            assert not overlap(mine, self.triggers[other]), f"I2: {id} and {other} run in overlapping folders"
+    def _starts(self, id: TriggerId, execution_id: str) -> None:
+        mine = self.agents[id[0]].lives[id[1]]
+        for other_id in self.running.values():
+            other = self.agents[other_id[0]].lives[other_id[1]]
+            assert not mine.overlaps(other), f"I2: {id} and {other_id} run in overlapping folders"
         self.running[execution_id] = id
 
-    def _site_decision(self, decision: dict[str, Any]) -> None:
-        site = decision["site"]
-        for event in decision.get("events", ()):
-            self.counts[event["type"]] += 1
-            if event["type"] == "site_configured":
-                self.capacity[site] = event["capacity"]
-            if "trigger_id" not in event:
-                continue
-            id = (site, event["agent_id"], event["trigger_id"])
-            match event["type"]:
-                case "claim_opened":
-                    command = decision["command"]
-                    self.claims[id] = {
-                        "environment_id": command.get("environment_id"),
-                        "folder": event.get("path"),
-                        "worker": command["worker"],
-                    }
-                case "claim_degraded":
-                    self.claims[id]["environment_id"] = None
-                case "claim_granted":
-                    claim = self.claims[id]
-                    for other in self.granted.values():
-                        assert not overlap(claim, other), "I2: overlapping folders were granted"
-                    self.granted[id] = claim
-                    self.pool[site] += claim["worker"]
-                    assert self.pool[site] <= self.capacity[site] or not claim["worker"], "I3: more than the pool has"
-                case "claim_closed" | "claim_denied":
-                    self.claims.pop(id)
-                    if (claim_given := self.granted.pop(id, None)) is not None:
-                        self.pool[site] -= claim_given["worker"]
+    def _message(self, message: dict[str, Any], topic: str, partition: int, offset: int) -> None:
+        kind, id = message["type"], (message["agent_id"], message["trigger_id"])
+        self.counts[f"sent {kind}"] += 1
+        if kind in ("watch", "resolved"):
+            return
+        n = message["n"]
+        self._under_way[id].append(UnderWay(kind, n, topic, partition, offset))
+        self._messages[id] += 1
+        if kind in ("recall", "degraded"):
+            self._asked_again[id] += 1
+        else:
+            assert (id, n, kind) not in self._said, f"I10: {kind} of claim {n} of {id} was sent twice"
+            self._said.add((id, n, kind))
 
-    def unfinished(self) -> list[tuple[tuple[str, str], str]]:
-        return [(id, state) for id, state in self.state.items() if state not in FINAL]
+    # Checking
+
+    def _check_agreement(self, id: TriggerId) -> None:
+        """I3: what the agent and the site believe of a claim is the same, or the news of it is under way. I10."""
+        positions = self.cluster.positions
+        under_way = [one for one in self._under_way[id] if one.offset >= positions[one.partition].get(one.topic, 0)]
+        self._under_way[id] = under_way
+        book = self.agents[id[0]]
+        life = book.lives.get(id[1])
+        found = [site.claims[id] for site in self.sites.values() if id in site.claims]
+        assert len(found) <= 1
+        claim = found[0] if found else None
+        n = life.n if life is not None else None
+        coming = {one.kind for one in under_way if one.n == n}
+        at_site = claim is not None and claim.n == n
+        if life is not None and life.claim_state in ("asking", "standing"):
+            assert at_site or coming & {"claim", "denied"}, f"I3: {id} waits for an answer that nobody will give"
+            assert not (at_site and claim and claim.granted) or "granted" in coming, f"I3: a grant of {id} was not sent"
+            assert not (at_site and life.claim_state == "asking") or coming & {"granted", "waiting"}, f"I3: {id} asks"
+            answers = {"claim", "granted", "waiting", "denied"}
+            assert not life.is_mute or coming & answers, f"I3: the answer to the mute {id} is not under way"
+        elif life is not None and life.claim_state is not None:
+            assert at_site and claim is not None and claim.granted, f"I3: {id} has no grant any more"
+        if claim is not None and claim.n != n:
+            released = any(one.kind == "release" and one.n == claim.n for one in under_way)
+            assert released, f"I3: claim {claim.n} of {id} is left at the site"
+        changes = book.changes.get(id[1], 0) + self._asked_again[id]
+        assert self._messages[id] <= MESSAGES_PER_CHANGE * (1 + changes), (
+            f"I10: {self._messages[id]} messages for {id} after {changes} changes"
+        )
+
+    def _check_idle(self, number: int, agents: dict[str, None], sites: dict[str, None]) -> None:
+        """I4, I5: who can go on does; what is left over is noted, and comes next (I7)."""
+        owner = self.cluster.owners[number]
+        if owner is None:
+            return
+        partition = owner.partition
+        now = max(self.cluster.now - owner.clock_behind, partition.at)
+        for agent_id in agents:
+            agent = partition.agents[agent_id]
+            check_room(agent, now, partition.next_deadline_us())
+            self.agents[agent_id].must_continue = agent.row.todo is not None
+        for site_id in sites:
+            row = partition._sites.sites[site_id].row
+            self.sites[site_id].must_continue = bool(row.todo or row.todo_grant)
+            if not self.sites[site_id].must_continue:
+                self.sites[site_id].check_given_out()
+
+    def check_end(self) -> None:
+        """Every grant and claim that was booked was sent, and the rows are the fold of the log (I2, I8)."""
+        for booked, sent in (("claim_granted", "granted"), ("claimed", "claim"), ("claim_recalled", "recall")):
+            assert self.counts[booked] == self.counts[f"sent {sent}"], f"{booked} and {sent}"
+        for number in range(self.cluster.partitions):
+            partition = self.cluster.restored(number, self.cluster.now)
+            for agent_id, agent in partition.agents.items():
+                ledger = self.verifiers[number]._ledgers[agent_id]
+                ledger.agent.row.prev = ledger.sha256
+                assert content(without_leases(ledger.agent)) == content(without_leases(agent)), agent_id
+
+    def unfinished(self) -> list[tuple[TriggerId, str]]:
+        """Live triggers and their states."""
+        return [((agent, id), life.state) for agent, book in self.agents.items() for id, life in book.lives.items()]
+
+
+def _triggers_of(decision: dict[str, Any]) -> list[TriggerId]:
+    """Triggers that a decision of an agent or a site is about."""
+    agent_id, command = decision.get("agent_id"), decision["command"]
+    found = [
+        (event.get("agent_id", agent_id), event["trigger_id"])
+        for event in decision.get("events", ())
+        if "trigger_id" in event and event["type"] not in ("watched", "told")
+    ]
+    if "trigger_id" in command and command["type"] not in ("watch", "resolved"):
+        found.append((command.get("agent_id", agent_id), command["trigger_id"]))
+    return found

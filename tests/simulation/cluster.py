@@ -1,36 +1,54 @@
 """A seeded cluster in memory: partitions over a log with transactions, owners that crash, runners that fail.
 
 Real ``Partition`` objects read input records in order and commit what ``take_changes`` gives, all or nothing. A crash
-throws the object away before or after its commit; the next owner restores it from its rows. Partitions interleave in
-any order. Runners read dispatches at their own pace, at least once, and report, fail, pause, or die.
+throws the object away before or after its commit; the next owner restores it from its rows. An owner that lost its
+partition and doesn't know it works on, and the log refuses what it writes. Partitions interleave in any order. Runners
+read dispatches at their own pace, and report, fail, pause, or die.
 """
 
 import json
 import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from streams import CONTROLS, DISPATCHES, INPUT_TOPICS, SITE_CONTROLS, STATUSES, TRIGGERS
-from streams.codec import Output, Record, partition_of
+from streams.codec import Headers, Output, Record, partition_of
 from streams.partition import Partition
 from streams.rules.limits import Defaults
 from streams.rules.order import SECOND, format_instant
 
 START = 1_772_359_200 * SECOND
+TOPIC_NAMES = tuple(topic.name for topic in INPUT_TOPICS)
 
 
 @dataclass
 class Faults:
-    """What may go wrong in a run, each drawn per seed: a run with few kinds of faults goes deeper into each."""
+    """What may go wrong, and how likely each time, drawn per seed: with few kinds a run goes deeper into each."""
 
     crash_before_commit: float = 0.0
     crash_after_commit: float = 0.0
+    ownership_moved: float = 0.0
+    """The partition gets a new owner, while the old one works on."""
+    clock_behind: float = 0.0
+    """A new owner's clock is behind the last one's."""
     duplicate_input: float = 0.0
+    """A producer writes a record twice."""
+    redelivered: float = 0.0
+    """A record that was handled is delivered again."""
+    timers_late: float = 0.0
     runner_dies: float = 0.0
     runner_fails: float = 0.0
     runner_pauses: float = 0.0
     late_words: float = 0.0
+
+
+class Owner(NamedTuple):
+    """``epoch``: the log takes nothing from an owner of an earlier one."""
+
+    partition: Partition
+    epoch: int
+    clock_behind: int
 
 
 @dataclass
@@ -53,38 +71,49 @@ class Cluster:
     now: int = START
     log: dict[tuple[str, int], list[Record]] = field(default_factory=lambda: defaultdict(list))
     rows: list[dict[bytes, bytes]] = field(default_factory=list)
-    owners: list[Partition | None] = field(default_factory=list)
+    positions: list[dict[str, int]] = field(default_factory=list)
+    """Next offsets by topic, as committed."""
+    owners: list[Owner | None] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+    zombies: dict[int, Owner] = field(default_factory=dict)
     attempts: dict[str, Attempt] = field(default_factory=dict)
-    ended: list[dict[str, Any]] = field(default_factory=list)
     read_dispatches: list[int] = field(default_factory=list)
     fired: Counter[str] = field(default_factory=Counter)
     sent: int = 0
+    trigger_ids: list[str] = field(default_factory=list)
+    _worked: int | None = None
 
     def __post_init__(self) -> None:
         self.rows = [{} for _ in range(self.partitions)]
+        self.positions = [{} for _ in range(self.partitions)]
         self.owners = [None] * self.partitions
+        self.epochs = [0] * self.partitions
         self.read_dispatches = [0] * self.partitions
+
+    def happens(self, fault: str) -> bool:
+        likelihood: float = getattr(self.faults, fault)
+        happens = likelihood > 0 and self.random.random() < likelihood
+        self.fired[fault] += happens
+        return happens
 
     # Sending
 
-    def send(self, topic: str, key: str, value: dict[str, Any]) -> None:
-        copies = 2 if self.random.random() < self.faults.duplicate_input else 1
-        self.fired["duplicate_input"] += copies - 1
-        for _ in range(copies):
-            self._append(
-                Output(topic, key.encode(), json.dumps(value).encode(), (), partition_of(key, self.partitions))
-            )
+    def send(self, topic: str, key: str, value: dict[str, Any], headers: Headers = ()) -> None:
+        for _ in range(2 if self.happens("duplicate_input") else 1):
+            number = partition_of(key, self.partitions)
+            self._append(Output(topic, key.encode(), json.dumps(value).encode(), tuple(headers), number))
 
     def _append(self, output: Output, own: int = 0) -> None:
         number = own if output.partition is None else output.partition
         records = self.log[output.topic, number]
         records.append(Record(output.topic, number, len(records), output.key, output.value, output.headers))
 
-    def trigger(self, agent_id: str, **fields: Any) -> str:
+    def trigger(self, agent_id: str, via: str = "kafka", **fields: Any) -> str:
         self.sent += 1
         id = f"t{self.sent}"
+        self.trigger_ids.append(id)
         value = {"type": "trigger", "v": 1, "id": id, "agent_id": agent_id, "conversation_id": f"c-{id}", **fields}
-        self.send(TRIGGERS.name, agent_id, value)
+        self.send(TRIGGERS.name, agent_id, value, (("via", b"http"),) if via == "http" else ())
         return id
 
     def stop(self, agent_id: str, **fields: Any) -> None:
@@ -104,74 +133,109 @@ class Cluster:
 
     # Owning
 
-    def owner(self, number: int) -> Partition:
+    def owner(self, number: int) -> Owner:
         owner = self.owners[number]
         if owner is None:
-            owner = Partition(number, self.partitions, self.defaults)
-            for key, value in self.rows[number].items():
-                owner.load(key, value)
-            owner.loaded(self.now, decisions_exist=bool(self.rows[number]))
-            for topic in INPUT_TOPICS:
-                if topic.name not in owner.positions:
-                    owner.start_at(topic.name, 0)
-            self.owners[number] = owner
+            behind = self.random.randrange(1, 4) * SECOND if self.happens("clock_behind") else 0
+            self.epochs[number] += 1
+            owner = self.owners[number] = Owner(self.restored(number, self.now - behind), self.epochs[number], behind)
         return owner
 
-    def commit(self, number: int) -> bool:
-        """Write what the owner has, unless it crashes first; whether it lived on."""
-        owner = self.owner(number)
-        if self.random.random() < self.faults.crash_before_commit:
-            self.fired["crash_before_commit"] += 1
-            self.owners[number] = None
+    def restored(self, number: int, now: int) -> Partition:
+        """A partition loaded from what is committed."""
+        partition = Partition(number, self.partitions, self.defaults)
+        for key, value in self.rows[number].items():
+            partition.load(key, value)
+        partition.loaded(now, decisions_exist=bool(self.rows[number]))
+        for topic in TOPIC_NAMES:
+            if topic not in partition.positions:
+                partition.start_at(topic, 0)
+        return partition
+
+    def commit(self, number: int, owner: Owner) -> bool:
+        """Write what the owner has, in one transaction; False if it owns the partition no more."""
+        changes = owner.partition.take_changes()
+        if owner.epoch != self.epochs[number]:
             return False
-        changes = owner.take_changes()
-        if changes is not None:
-            for output in changes.outputs:
-                self._append(output, number)
-            for key, value in changes.rows.items():
-                if value is None:
-                    self.rows[number].pop(key, None)
-                else:
-                    self.rows[number][key] = value
-        if self.random.random() < self.faults.crash_after_commit:
-            self.fired["crash_after_commit"] += 1
-            self.owners[number] = None
-            return False
+        if changes is None:
+            return True
+        for output in changes.outputs:
+            self._append(output, number)
+        for key, value in changes.rows.items():
+            if value is None:
+                self.rows[number].pop(key, None)
+            else:
+                self.rows[number][key] = value
+        self.positions[number] = dict(owner.partition.positions)
         return True
 
-    def backlog(self, number: int) -> list[str]:
-        owner = self.owner(number)
-        return [
-            topic.name
-            for topic in INPUT_TOPICS
-            if len(self.log[topic.name, number]) > owner.positions.get(topic.name, 0)
-        ]
+    def backlog(self, number: int, owner: Owner) -> list[str]:
+        """Topics with records that the owner has not handled."""
+        positions = owner.partition.positions
+        return [topic for topic in TOPIC_NAMES if len(self.log[topic, number]) > positions[topic]]
 
-    def work(self, number: int, records_max: int) -> int:
-        """Handle up to so many records of random topics and commit; how many were handled."""
+    def work(self, number: int, records_max: int) -> None:
+        """Handle up to so many records of random topics and commit, unless something goes wrong."""
+        last, self._worked = self._worked, number
+        if last not in (None, number) and self.owners[last] is not None and self.backlog(last, self.owner(last)):
+            self.fired["interleaved"] += 1
+        if self.happens("ownership_moved") and (old := self.owners[number]) is not None:
+            self.zombies[number], self.owners[number] = old, None
         owner = self.owner(number)
-        handled = 0
-        while handled < records_max and (topics := self.backlog(number)):
+        if number in self.zombies and self.random.random() < 0.5:
+            self._outlived(number, self.zombies.pop(number))
+        self._handle(number, owner, records_max)
+        if self.happens("crash_before_commit"):
+            self.owners[number] = None
+            return
+        written = self.commit(number, owner)
+        assert written, "the owner of the newest epoch writes"
+        if self.happens("crash_after_commit"):
+            self.owners[number] = None
+
+    def _handle(self, number: int, owner: Owner, records_max: int) -> None:
+        now = self.now - owner.clock_behind
+        partition = owner.partition
+        for _ in range(records_max):
+            topics = self.backlog(number, owner)
+            if not topics:
+                break
             topic = self.random.choice(topics)
-            owner.handle(self.log[topic, number][owner.positions.get(topic, 0)], self.now)
-            handled += 1
-        if not self.backlog(number):
-            owner.fire_timers(self.now, 100)
-        self.commit(number)
-        return handled
+            partition.handle(self.log[topic, number][partition.positions[topic]], now)
+        topic = self.random.choice(TOPIC_NAMES)
+        if partition.positions[topic] and self.happens("redelivered"):
+            partition.handle(self.log[topic, number][self.random.randrange(partition.positions[topic])], now)
+        if not self.backlog(number, owner):
+            deadline = partition.next_deadline_us()
+            if deadline is not None and deadline <= now and not self.happens("timers_late"):
+                partition.fire_timers(now, 100)
 
-    def idle(self) -> bool:
+    def _outlived(self, number: int, zombie: Owner) -> None:
+        """An owner that doesn't know that it lost the partition works on; nothing of it is written."""
+        self._handle(number, zombie, 5)
+        before = len(self.rows[number])
+        written = self.commit(number, zombie)
+        assert not written and len(self.rows[number]) == before
+        self.fired["zombie_refused"] += 1
+
+    def is_idle(self) -> bool:
         """Nothing to read, and no timer due."""
         for number in range(self.partitions):
-            deadline = self.owner(number).next_deadline_us()
-            if self.backlog(number) or (deadline is not None and deadline <= self.now):
+            owner = self.owner(number)
+            deadline = owner.partition.next_deadline_us()
+            if (deadline is not None and deadline <= self.now - owner.clock_behind) or self.backlog(number, owner):
                 return False
         return True
 
     def next_deadline(self) -> int | None:
-        deadlines = [self.owner(number).next_deadline_us() for number in range(self.partitions)]
+        owners = [self.owner(number) for number in range(self.partitions)]
+        deadlines = [
+            deadline + owner.clock_behind
+            for owner in owners
+            if (deadline := owner.partition.next_deadline_us()) is not None
+        ]
         ends = [attempt.ends_at for attempt in self.attempts.values() if not attempt.is_dead]
-        return min([one for one in (*deadlines, *ends) if one is not None], default=None)
+        return min(deadlines + ends, default=None)
 
     # Running
 
@@ -182,32 +246,33 @@ class Cluster:
             execution_id = message["execution_id"]
             if message["type"] == "dispatch":
                 assert execution_id not in self.attempts, "an attempt was dispatched twice"
-                is_dead = self.random.random() < self.faults.runner_dies
-                self.fired["runner_dies"] += is_dead
+                is_dead = self.happens("runner_dies")
                 ends_at = self.now + self.random.randrange(1, 30) * SECOND
                 self.attempts[execution_id] = Attempt(message, ends_at, is_dead)
+                if self.random.random() < 0.2:
+                    self._say(message, "running")
             elif execution_id in self.attempts:
-                if message["type"] == "stop_requested" and not self.attempts[execution_id].is_dead:
-                    self.report(execution_id, "stopped")
-                elif message["type"] == "revoked":
-                    attempt = self.attempts.pop(execution_id)
-                    if self.random.random() < self.faults.late_words:
-                        self.fired["late_words"] += 1
-                        self._say(attempt.dispatch, self.random.choice(["finished", "failed", "heartbeat"]))
+                self._told(message["type"], execution_id)
         self.read_dispatches[number] = len(records)
+
+    def _told(self, what: str, execution_id: str) -> None:
+        if what == "stop_requested" and not self.attempts[execution_id].is_dead:
+            self.report(execution_id, "stopped")
+        elif what == "revoked":
+            attempt = self.attempts.pop(execution_id)
+            if self.happens("late_words"):
+                self._say(attempt.dispatch, self.random.choice(["finished", "failed", "heartbeat"]))
 
     def finish_due(self) -> None:
         for execution_id, attempt in list(self.attempts.items()):
-            if attempt.ends_at <= self.now and not attempt.is_dead:
-                draw = self.random.random()
-                if draw < self.faults.runner_fails:
-                    self.fired["runner_fails"] += 1
-                    self.report(execution_id, "failed")
-                elif draw < self.faults.runner_fails + self.faults.runner_pauses:
-                    self.fired["runner_pauses"] += 1
-                    self.report(execution_id, "paused")
-                else:
-                    self.report(execution_id, "finished")
+            if attempt.ends_at > self.now or attempt.is_dead:
+                continue
+            if self.happens("runner_fails"):
+                self.report(execution_id, "failed")
+            elif self.happens("runner_pauses"):
+                self.report(execution_id, "paused")
+            else:
+                self.report(execution_id, "finished")
 
     def report(self, execution_id: str, status: str) -> None:
         attempt = self.attempts.pop(execution_id)

@@ -335,3 +335,34 @@ def test_a_trigger_of_the_conversation_that_it_depends_on_waits_for_ever() -> No
     driven.stop("w")
     assert driven.final("w") == "stopped"
     driven.check()
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome"), [("it expires instead of starting", "stopped"), ("pause", "unknown"), ("late grant", "unknown")]
+)
+def test_who_depends_on_it_is_told_in_the_very_step_in_which_it_ends(how: str, outcome: str) -> None:
+    """E2: also when it ends only because of what else this step does; no other step of its agent may ever come."""
+    driven = Driven(delivers=False)
+    if how == "it expires instead of starting":
+        driven.trigger("b0", "B")
+        driven.trigger("b1", "B", conversation_id="c", expires_at=at_seconds(5))
+    else:
+        ask = {"kind": "chat", "interactive": True, "on_busy": "ask", "decide_before": at_seconds(5), "worker": True}
+        driven.trigger("b1", "B", conversation_id="c", **ask)
+    driven.trigger("w", **needs(("B", "c")))
+    driven.undelivered.sort(key=lambda output: b"watch" not in (output.value or b""))
+    driven.deliver(2)
+    driven.undelivered.sort(key=lambda output: b"resolved" not in (output.value or b""))
+    assert outcomes(driven) == (None,)
+    driven.skip(10)
+    if how == "it expires instead of starting":
+        driven.finish("b0", "B")
+    elif how == "pause":
+        driven.control("pause", "B")
+    else:
+        driven.deliver(len(driven.undelivered))
+    assert "b1" not in driven.agent("B").triggers
+    while driven.undelivered:
+        driven.deliver()
+    assert outcomes(driven) == (outcome,)
+    driven.check()

@@ -24,6 +24,7 @@ def pump(step: Step) -> None:
         _withdraw(step)
     elif _start(step):
         _give_back(step)
+    _tell(step)  # what has ended here: expired while it waited, or refused
 
 
 def _tell(step: Step) -> bool:
