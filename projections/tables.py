@@ -76,13 +76,14 @@ class Tables:
         connection.adapters.register_dumper(Instant, _InstantDumper)
         connection.adapters.register_loader("timestamptz", _InstantLoader)
         connection.adapters.register_dumper(Json, _JsonDumper)
-        self._types = {table.name: _column_types(connection, table) for table in TABLES}
-        for table in _CHANGING:
-            connection.execute(
-                sql.SQL("CREATE TEMPORARY TABLE {} (LIKE {}) ON COMMIT DELETE ROWS").format(
-                    sql.Identifier("pg_temp", _staged(table)), sql.Identifier(table.name)
-                )
+        self._types = _column_types(connection)
+        staging = sql.SQL("CREATE TEMPORARY TABLE {} (LIKE {}) ON COMMIT DELETE ROWS")
+        connection.execute(
+            sql.SQL("; ").join(
+                staging.format(sql.Identifier("pg_temp", _staged(table)), sql.Identifier(table.name))
+                for table in _CHANGING
             )
+        )
 
     def select(self, cursor: Cursor, table: Table, keys: Iterable[Any]) -> list[Any]:
         """The rows that have one of these keys, each a string or a tuple. The cursor is a binary one."""
@@ -227,13 +228,15 @@ def _assignments(table: Table, source: str) -> sql.Composed:
     )
 
 
-def _column_types(connection: Connection, table: Table) -> list[int]:
-    found: dict[str, int] = dict(
-        connection.execute(
-            "SELECT attname, atttypid FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0", (table.name,)
-        )
+def _column_types(connection: Connection) -> dict[str, list[int]]:
+    """The types of each table's columns, in the order of ``Table.columns``."""
+    rows = connection.execute(
+        "SELECT name, attname, atttypid FROM unnest(%s::text[]) AS tables (name)"
+        " JOIN pg_attribute ON attrelid = name::regclass AND attnum > 0",
+        ([table.name for table in TABLES],),
     )
-    return [found[column] for column in table.columns]
+    found = {(table, column): kind for table, column, kind in rows}
+    return {table.name: [found[table.name, column] for column in table.columns] for table in TABLES}
 
 
 # Values

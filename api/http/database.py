@@ -59,14 +59,6 @@ def _load_queries() -> dict[str, LiteralString]:
 
 _OF_PROJECTIONS: Final = _load_queries()
 _OURS: Final[dict[str, LiteralString]] = {
-    # When the newest decision on a command of this type was made that had an effect: since when an agent is paused.
-    "last_effective_decision": """
-        SELECT decided_at
-          FROM decisions
-         WHERE agent_id = %(agent_id)s AND command_type = %(command_type)s
-           AND refusal_code IS NULL AND ignored_reason IS NULL
-         ORDER BY seq DESC
-         LIMIT 1""",
     # max and active by agent, as the text of one JSON object: that is all that is wanted of a thousand rows.
     "slots_as_json": """
         SELECT coalesce(json_object_agg(agent_id, json_build_object('max', max_parallel, 'active', running)), '{}')

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from api.http.problems import invalid
-from api.http.waiting import Cause, Row, causes
+from api.http.waiting import Cause, Facts, Row, causes, site_of
 
 CURSOR_CHARACTERS_MAX: Final = 4_000
 
@@ -18,7 +18,6 @@ _AGENT_FIELDS: Final = (
     "display_name",
     "owner",
     "agent_type",
-    "serial",
     "paused",
     "archived",
     "parked",
@@ -80,6 +79,10 @@ _TRIGGER_FIELDS: Final = (
     "folder",
     "organization_id",
     "department_id",
+    "degraded",
+    "approval_required",
+    "approved_at",
+    "approved_by",
     "execution_class",
     "restarts",
     "priority",
@@ -167,7 +170,7 @@ def read_instant_of_cursor(text: str) -> datetime:
 
 def agent_summary(row: Row) -> dict[str, Any]:
     """One line of the list of agents. ``limit`` is what holds; null: unlimited."""
-    return picked(row, _AGENT_FIELDS) | {"limit": row["max_parallel"]}
+    return picked(row, _AGENT_FIELDS) | {"serial": row["is_serial"], "limit": row["max_parallel"]}
 
 
 def agent(row: Row) -> dict[str, Any]:
@@ -208,14 +211,13 @@ def capacity(row: Row, slots: Sequence[Row], at: datetime) -> dict[str, Any]:
         "forced": row["forced"],
         "waiting": row["waiting"],
         "paused": row["paused"],
-        "serial": row["serial"],
+        "serial": row["is_serial"],
     }
 
 
-def queued(agent_row: Row, row: Row, position: int, at: datetime) -> dict[str, Any]:
+def queued(facts: Facts, row: Row, position: int, at: datetime) -> dict[str, Any]:
     """One waiting trigger in a list: ``reason`` is the first of ``reasons``, null when it is about to start."""
-    found = causes(agent_row, row, at)
-    reasons = [cause.reason for cause in found]
+    reasons = [cause.reason for cause in causes(facts, row, at)]
     return {
         "position": position,
         **picked(row, _QUEUED_FIELDS),
@@ -228,8 +230,8 @@ def queued(agent_row: Row, row: Row, position: int, at: datetime) -> dict[str, A
 # Triggers
 
 
-def trigger(row: Row, attempts: Sequence[Row], texts: Sequence[Row]) -> dict[str, Any]:
-    """A trigger with its attempts and the texts that are kept."""
+def trigger(row: Row, attempts: Sequence[Row], texts: Sequence[Row], dependencies: Sequence[Row]) -> dict[str, Any]:
+    """A trigger with its attempts, the texts that are kept, and while it lives its claim and what it depends on."""
     by_attempt: dict[str, dict[str, Any]] = {}
     for text in texts:
         by_attempt.setdefault(text["execution_id"], {})[text["kind"]] = text["content"]
@@ -240,6 +242,16 @@ def trigger(row: Row, attempts: Sequence[Row], texts: Sequence[Row]) -> dict[str
     return {
         **picked(row, _TRIGGER_FIELDS),
         "parent": parent,
+        "claim": claim(row),
+        "depends_on": [
+            {
+                "agent_id": one["dependency_agent_id"],
+                "conversation_id": one["dependency_conversation_id"],
+                "outcome": one["outcome"],
+                "told_at": plain(one["told_at"]),
+            }
+            for one in dependencies
+        ],
         "message": by_attempt.get("", {}).get("message"),
         "result": last.get("result"),
         "error": last.get("error"),
@@ -254,10 +266,27 @@ def trigger(row: Row, attempts: Sequence[Row], texts: Sequence[Row]) -> dict[str
     }
 
 
+def claim(row: Row) -> dict[str, Any] | None:
+    """What the trigger asked of its site, as its agent knows it; None: nothing, or it was given back."""
+    if row["claim_state"] is None:
+        return None
+    return {
+        "site": site_of(row),
+        "n": row["claim_n"],
+        "state": row["claim_state"],
+        "since": plain(row["claim_since"]),
+        "reason": row["claim_reason"],
+    }
+
+
 def cause(found: Cause) -> dict[str, Any]:
+    """``site``, ``scope`` and ``name`` are there only of causes that are a site's or a gate's."""
     content = asdict(found)
     content["holders"] = [{name: plain(value) for name, value in holder.items()} for holder in content["holders"]]
-    return {name: plain(value) for name, value in content.items()}
+    return {name: plain(value) for name, value in content.items() if value is not None or name not in _OF_SITES}
+
+
+_OF_SITES: Final = frozenset(("site", "scope", "name"))
 
 
 def timeline(trigger_id: str, decisions: Iterable[Row]) -> list[dict[str, Any]]:

@@ -116,6 +116,7 @@ async def test_kill_9_between_every_two_statements_leaves_the_rows_of_a_rebuild(
         await asyncio.wait({waiting, ended}, return_when=asyncio.FIRST_COMPLETED)
         if not ended.done():
             # All there, and alive: it got through a whole batch without coming to the statement.
+            waiting.result()
             process.kill()
             await ended
             break

@@ -156,9 +156,21 @@ PARAMETERS: dict[str, Any] = {
     "max_rows": 50,
     "since": "2025-01-01T00:00:00Z",
     "before_accepted_at": "2027-01-01T00:00:00Z",
+    "trigger_ids": ["t-7", "t-8"],
+    "site": "site-7",
+    "sites": ["site-7", "site-8"],
+    "scope": "organization",
+    "scopes": ["organization", "department"],
+    "name": "organization-7",
+    "names": ["organization-7", "department-7"],
+    "environment_ids": ["e-7", "e-8"],
+    "paths": ["/a/7", "/"],
+    "after_site": "site-3",
+    "after_scope": "",
+    "after_name": "",
 }
 FILTERS = {"triggers_in_state_page": {"kind": None}, "triggers_of_organization_page": {"kind": None, "state": None}}
-SMALL = {"positions", "position_of_decisions"}
+SMALL = {"positions", "position_of_decisions", "position_of_site_decisions"}
 """One row a partition of a topic: read whole."""
 
 
@@ -209,6 +221,26 @@ FILL = (
     "INSERT INTO agent_snapshots SELECT agent_id, accepted_seq, accepted_at, '{}' FROM triggers",
     """INSERT INTO texts SELECT agent_id, trigger_id, '', 'message', '"hello"', false, accepted_at, 1, accepted_seq
        FROM triggers""",
+    """INSERT INTO dependencies SELECT agent_id, trigger_id, 0, 'agent-' || accepted_seq % 100, conversation_id
+       FROM triggers""",
+    """INSERT INTO trigger_claims SELECT agent_id, trigger_id, 'site-' || accepted_seq % 300, accepted_seq,
+       (array['asking', 'standing', 'held', 'granted'])[1 + accepted_seq % 4], now(), now(), true,
+       CASE WHEN accepted_seq % 400 = 1 THEN 'site_not_answering' END, 0 FROM triggers""",
+    """INSERT INTO sites SELECT 'site-' || n, 1, 9, now(), true, now(), 4, now(), false, null, 1, 1, 1, 0
+       FROM generate_series(1, 3000) n""",
+    """INSERT INTO site_gates SELECT 'site-' || n % 300, (array['organization', 'department'])[1 + n % 2],
+       'organization-' || n, n % 7 > 0, null, null, null, 0 FROM generate_series(1, 20000) n""",
+    """INSERT INTO site_claims SELECT 'site-' || accepted_seq % 300, agent_id, trigger_id, accepted_seq, now(),
+       available_at, created_at, accepted_at, accepted_seq % 2 > 0, 'e-' || accepted_seq % 10,
+       '/a/' || accepted_seq % 1000,
+       'organization-' || accepted_seq % 500, 'department-' || accepted_seq % 500,
+       CASE WHEN accepted_seq % 5 > 0 THEN now() END, 1, 0, CASE WHEN accepted_seq % 50 = 0 THEN now() END, null, false
+       FROM triggers""",
+    """INSERT INTO site_deletions SELECT 'site-' || n % 300, 'e-' || n % 10, '/a/' || n, now()
+       FROM generate_series(1, 20000) n""",
+    """INSERT INTO site_decisions SELECT 'site-' || n % 300, n, '2026-01-01', n % 2, n, 'claim', null, '{}', null, null,
+       '{}' FROM generate_series(1, 20000) n""",
+    "INSERT INTO site_snapshots SELECT site, seq, decided_at, '{}' FROM site_decisions",
     "INSERT INTO dead_letters SELECT 1, n, '2026-01-01', 'r' FROM generate_series(1, 20000) n",
 )
 

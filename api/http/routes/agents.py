@@ -20,6 +20,7 @@ from api.http.routes.parameters import (
     answer,
     answer_write,
 )
+from api.http.waiting_facts import read_facts
 from streams.rules.limits import PARALLELISM_LIMIT_MAX, PARALLELISM_LIMIT_MIN
 
 router = APIRouter(prefix="/api/agents", tags=["agents"])
@@ -155,9 +156,10 @@ async def read_queue(
         if first is not None and cursor is not None:
             key = {name: first[name] for name in before}
             passed = await reading.value("position_in_queue", agent_id=agent_id, **key)
+        facts = await read_facts(reading, agent, found)
     at = views.now()
     following = None
     if len(found) == rows:
         following = views.cursor(*(found[-1][name] for name in before))
-    queue = [views.queued(agent, row, passed + index, at) for index, row in enumerate(found, start=1)]
+    queue = [views.queued(facts, row, passed + index, at) for index, row in enumerate(found, start=1)]
     return answer({"agent_id": agent_id, "waiting": agent["waiting"], "queue": queue, "next_cursor": following})

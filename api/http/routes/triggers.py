@@ -20,6 +20,7 @@ from api.http.routes.parameters import (
     answer_write,
 )
 from api.http.waiting import causes
+from api.http.waiting_facts import read_facts
 
 router = APIRouter(prefix="/api/agents/{agent_id}/triggers", tags=["triggers"])
 
@@ -46,6 +47,7 @@ async def read_trigger(
             trigger=about,
             attempts_of_trigger=about,
             texts_of_trigger=about,
+            dependencies_of_trigger=about,
             decisions_of_id_page={
                 "agent_id": agent_id,
                 "id": trigger_id,
@@ -60,8 +62,8 @@ async def read_trigger(
         (row,) = found["trigger"]
         assert agent is not None
         waiting = await _waiting(reading, agent, row) if row["state"] == "waiting" else _NOT_WAITING
-    attempts, texts = found["attempts_of_trigger"], found["texts_of_trigger"]
-    return answer({**views.trigger(row, attempts, texts), **waiting, "timeline": views.timeline(trigger_id, decisions)})
+    parts = (found[name] for name in ("attempts_of_trigger", "texts_of_trigger", "dependencies_of_trigger"))
+    return answer({**views.trigger(row, *parts), **waiting, "timeline": views.timeline(trigger_id, decisions)})
 
 
 @router.delete("/{trigger_id}")
@@ -79,16 +81,10 @@ async def _waiting(reading: Reading, agent: DictRow, row: DictRow) -> dict[str, 
     """Position, reason and every cause of waiting."""
     agent_id = agent["agent_id"]
     key = {name: row[name] for name in ("available_at", "created_at", "trigger_id")}
-    facts = await reading.together(
-        position_in_queue={"agent_id": agent_id, **key}, slots_of_agent={"agent_id": agent_id}
-    )
-    held_since = None
-    if agent["paused"] or agent["parked"] is not None:
-        command = "pause" if agent["paused"] else "park"
-        held_since = await reading.value("last_effective_decision", agent_id=agent_id, command_type=command)
-    found = causes(agent, row, views.now(), facts["slots_of_agent"], held_since)
+    before = await reading.value("position_in_queue", agent_id=agent_id, **key)
+    found = causes(await read_facts(reading, agent, [row]), row, views.now())
     return {
-        "position": facts["position_in_queue"][0]["before"] + 1,
+        "position": before + 1,
         "reason": found[0].reason if found else None,
         "waits_for": [views.cause(cause) for cause in found],
     }
@@ -96,21 +92,36 @@ async def _waiting(reading: Reading, agent: DictRow, row: DictRow) -> dict[str, 
 
 def _refused(agent_id: str, trigger_id: str, agent: DictRow | None, decisions: list[DictRow]) -> dict[str, Any]:
     """A trigger that was refused leaves nothing but decisions. Raises Problem if there are none."""
-    refusals = [row for row in decisions if row["command_id"] == trigger_id and row["refusal_code"] is not None]
-    asked = [row for row in refusals if row["command_type"] in ("trigger", "invalid")]
+    asked = [(row, code) for row in decisions if (code := _refusal_of(row, trigger_id)) is not None]
     if not asked:
         if agent is None:
             raise unknown_agent(agent_id)
         raise Problem(404, "trigger_unknown", f"Agent {agent_id!r} has no trigger {trigger_id!r}.")
-    refused = asked[-1]
+    refused, code = asked[-1]
+    named = (row["record"]["command"] for row in decisions if row["command_id"] == trigger_id)
+    conversations = (command.get("conversation_id") for command in named if command["type"] in _REQUESTS)
     return {
         "agent_id": agent_id,
         "trigger_id": trigger_id,
-        "conversation_id": refused["record"]["command"].get("conversation_id"),
+        "conversation_id": next(conversations, None),
         "state": "refused",
         "state_since": views.instant(refused["decided_at"]),
-        "code": refused["refusal_code"],
+        "code": code,
         "attempts": [],
         **_NOT_WAITING,
         "timeline": views.timeline(trigger_id, decisions),
     }
+
+
+_REQUESTS: Final = ("trigger", "invalid")
+
+
+def _refusal_of(decision: DictRow, trigger_id: str) -> str | None:
+    """The code with which a decision refuses the trigger, at once or after its site's answer; None: it doesn't."""
+    is_its_own = decision["command_id"] == trigger_id and decision["command_type"] in _REQUESTS
+    if is_its_own and decision["refusal_code"] is not None:
+        return str(decision["refusal_code"])
+    for event in decision["record"].get("events", ()):
+        if event["type"] == "refused" and event["trigger_id"] == trigger_id:
+            return str(event["code"])
+    return None
