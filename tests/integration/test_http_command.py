@@ -23,21 +23,23 @@ USUAL_PORT = 8080
 
 
 @contextmanager
-def berth_api(directory: Path, *words: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+def berth_api(
+    directory: Path, *words: str, without: tuple[str, ...] = (), **variables: str
+) -> Iterator[subprocess.Popen[str]]:
     """An API without Kafka and PostgreSQL: it starts all the same."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BERTH_")}
+    given = {
+        "BERTH_KAFKA": "127.0.0.1:1",
+        "BERTH_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing",
+        "BERTH_DATA_DIRECTORY": str(directory),
+        "BERTH_JWT_SECRET": SECRET,
+        "COLUMNS": "200",
+        **variables,
+    }
     process = subprocess.Popen(
         [sys.executable, "-m", "api.cli", "api", *words],
         cwd=ROOT,
-        env=kept
-        | {
-            "BERTH_KAFKA": "127.0.0.1:1",
-            "BERTH_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing",
-            "BERTH_DATA_DIRECTORY": str(directory),
-            "BERTH_JWT_SECRET": SECRET,
-            "COLUMNS": "200",
-        }
-        | variables,
+        env=kept | {name: value for name, value in given.items() if name not in without},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

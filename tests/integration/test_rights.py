@@ -113,7 +113,8 @@ async def ends(berth: Stack) -> dict[TopicPartition, int]:
 async def test_every_cell_of_the_table_is_as_the_document_says(berth: Stack, agents: dict[str, str]) -> None:
     everything = list(cells())
     refused = [cell for cell in everything if cell.codes]
-    allowed = [cell for cell in everything if not cell.codes]
+    # To a public link its own token is what counts: test_public_links.py.
+    allowed = [cell for cell in everything if not cell.codes and "{token}" not in cell.address]
     assert len(refused) > 200 and len(allowed) > 200
     before = await ends(berth)
     for cell in refused:

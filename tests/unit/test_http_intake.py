@@ -175,3 +175,44 @@ async def test_the_page_and_its_parts_are_served_and_nothing_from_elsewhere_may_
     assert policy.startswith("default-src 'none'") and "unsafe" not in policy
     for inline in ("<script>", "style=", "onclick="):
         assert inline not in page.text
+
+
+async def test_a_name_that_the_service_is_known_by_is_answered_and_no_other() -> None:
+    for hosts, host, expected in (
+        ((), "berth.example.org", "host_not_served"),
+        (("berth.example.org",), "Berth.Example.org:443", "not_found"),
+        (("berth.example.org",), "localhost", "not_found"),
+        (("berth.example.org",), "berth.example.org.evil.example", "host_not_served"),
+        (("*",), "anything.example", "not_found"),
+    ):
+        async with client(hosts=hosts) as http:
+            answer = await http.get("/nothing", headers={"Host": host})
+        assert answer.json()["code"] == expected, (hosts, host)
+
+
+async def test_pages_of_other_origins_may_ask_only_when_they_are_named() -> None:
+    ask = {"Origin": "https://app.example.org", "Access-Control-Request-Method": "PUT"}
+    async with client() as http:
+        assert (await http.options("/api/agents/a", headers=ask)).status_code == 405
+        answer = await http.get("/nothing", headers=ask)
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+    async with client(origins=("https://app.example.org",)) as http:
+        allowed = await http.options(
+            "/api/agents/a", headers={**ask, "Access-Control-Request-Headers": "authorization,idempotency-key"}
+        )
+        other = await http.options("/api/agents/a", headers={**ask, "Origin": "https://evil.example.org"})
+        asked = await http.get("/api/agents?limit=0", headers=ask)
+    assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, "https://app.example.org")
+    assert "access-control-allow-credentials" not in allowed.headers
+    assert other.status_code == 400 and "access-control-allow-origin" not in other.headers
+    assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (400, "https://app.example.org")
+
+
+@pytest.mark.parametrize("path", ["/", "/dashboard/dashboard.js", "/docs", "/api/agents/a", "/nothing"])
+async def test_every_answer_tells_browsers_what_not_to_do(path: str) -> None:
+    async with client() as http:
+        answer = await http.get(path)
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+    assert answer.headers["cache-control"] == ("no-cache" if path in ("/", "/dashboard/dashboard.js") else "no-store")

@@ -36,9 +36,10 @@ KNOWN_BY_THE_API = {
 }
 
 
-def client() -> httpx.AsyncClient:
+def client(hosts: tuple[str, ...] = (), origins: tuple[str, ...] = ()) -> httpx.AsyncClient:
     """The application without Kafka and Postgres: enough for what is refused before either is needed."""
-    app = create_app("127.0.0.1:1", 8, "postgresql://nobody@127.0.0.1:1/nothing", AUTHENTICATION)
+    database_url = "postgresql://nobody@127.0.0.1:1/nothing"
+    app = create_app("127.0.0.1:1", 8, database_url, AUTHENTICATION, hosts=hosts, origins=origins)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", headers=bearer())
 
 

@@ -86,7 +86,7 @@ WRONG_CLAIMS: list[dict[str, Any]] = [
     {"agents": [""]},
     {"agents": {"a": 1}},
     {"exp": "soon"},
-    {"exp": str(int(time.time()) + 60)},
+    {"exp": str(int(time.time()) + 12 * HOUR)},
     {"iat": True},
     {"nbf": "1"},
     {"exp": 1e300},
@@ -97,8 +97,8 @@ WRONG_CLAIMS: list[dict[str, Any]] = [
     {"iat": "now"},
     {"iat": -1},
     {"nbf": {}},
-    {"nbf": time.time() + HOUR},
-    {"iat": time.time() + HOUR, "exp": time.time() + 2 * HOUR},
+    {"nbf": time.time() + 12 * HOUR},
+    {"iat": time.time() + 12 * HOUR, "exp": time.time() + 13 * HOUR},
 ]
 
 
