@@ -34,6 +34,7 @@ from streams import (
     TEXTS,
     TRIGGERS,
 )
+from streams.audit.agreement import Agreement
 from streams.audit.verify import Head, Verifier
 from streams.audit.verify_sites import SiteVerifier
 from streams.codec import Output, Record, partition_of
@@ -120,8 +121,9 @@ class Driven:
         self._held = False
         self._offsets: dict[str, int] = {}
         self._ids = 0
-        self._verifier = Verifier() if verified else None
-        self._site_verifier = SiteVerifier()
+        self._agreement = Agreement() if verified else None
+        self._verifier = Verifier(agreement=self._agreement) if verified else None
+        self._site_verifier = SiteVerifier(agreement=self._agreement) if verified else None
         self._last_sha256: dict[str, str] = {}
         self.partition = Partition(number, partitions, self.defaults)
         self.partition.loaded(self.now, False)
@@ -362,8 +364,9 @@ class Driven:
         assert site_events.write_site_decision(decision) == value
         assert output.key == decision.site.encode()
         assert len(decision.events) <= limits.STEP_CHANGES_MAX + NOTES_MAX
-        violation = self._site_verifier.check(value, len(self.site_decisions))
-        assert violation is None, violation
+        if self._site_verifier is not None:
+            violation = self._site_verifier.check(value, len(self.site_decisions))
+            assert violation is None, violation
         self.site_decisions.append(decision)
 
     def _take_decision(self, output: Output, value: bytes) -> None:
@@ -481,6 +484,8 @@ class Driven:
             heads = {id: Head(agent.row.seq, agent.row.prev) for id, agent in self.partition.agents.items()}
             self._verifier._heads = {id: head for id, head in heads.items() if head.seq}
             assert self._verifier.finish() is None
+        if self._agreement is not None:
+            assert self._agreement.finish() is None
 
 
 def number_of(agent_id: str, partitions: int) -> int:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from streams import CHANGELOG, DECISIONS, SITE_DECISIONS, codec
+from streams.audit.agreement import Agreement
 from streams.audit.verify import Head, Verifier, Violation
 from streams.audit.verify_sites import SiteVerifier
 from streams.kafka.clients import reading
@@ -43,9 +44,11 @@ def verify(
 ) -> None:
     """Check the whole log of decisions; exit code 1 when something is wrong with it. Changes nothing.
 
-    Reads berth.decisions from its beginning: that limits held at every dispatch, that each attempt was dispatched and
-    ended once, in the right order, and that no decision was changed, removed or added since (hash chain, and its stored
-    heads). It may run beside live workers: it checks what was written when it began.
+    Reads berth.decisions and berth.site-decisions from their beginning: that limits, pools, budgets and gates held at
+    every dispatch and grant, that no two folders overlapped, that each attempt was dispatched and ended once, in the
+    right order, that what a site gave out is what agents ran on, and that no decision was changed, removed or added
+    since (hash chain, and its stored heads). Each violation names topic, partition and offset. It may run beside live
+    workers: it checks what was written when it began.
     """
     settings = load_settings()
     console = Console(stderr=True)
@@ -64,14 +67,17 @@ def verify(
 async def verify_log(settings: Settings, progress: Progress | None = None) -> Verdict:
     """Verify both logs of every partition, one after the other. Raises KafkaError."""
     bootstrap = settings.kafka_addresses()
+    ends = await _ends(bootstrap, settings.partitions)
     task = None
     if progress is not None:
-        task = progress.add_task("decisions", total=await _count(bootstrap, settings.partitions))
+        task = progress.add_task("decisions", total=sum(ends.values()))
     decisions = forced = 0
+    agreement = Agreement()
     violations = []
     for number in range(settings.partitions):
         agent_heads, site_heads = await _heads(bootstrap, number)
-        agents, sites = Verifier(agent_heads), SiteVerifier(site_heads)
+        agents, sites = Verifier(agent_heads, agreement), SiteVerifier(site_heads, agreement)
+        agreement.partition = number
         for topic, verifier in ((DECISIONS, agents), (SITE_DECISIONS, sites)):
             violation = None
             async for records in history(bootstrap, topic.name, number):
@@ -85,6 +91,11 @@ async def verify_log(settings: Settings, progress: Progress | None = None) -> Ve
                 violations.append(Found(topic.name, number, violation))
         decisions += agents.decisions + sites.decisions
         forced += agents.forced
+    disagreement = None if violations else agreement.finish(ends)  # what isn't read may hold what is missed
+    if disagreement is not None:
+        where, detail = disagreement
+        violation = Violation(where.offset, where.decider, where.seq, "agreement", detail)
+        violations.append(Found(where.topic, where.partition, violation))
     if progress is not None and task is not None:
         progress.update(task, total=decisions, completed=decisions)
     return Verdict(decisions, forced, violations)
@@ -116,13 +127,13 @@ async def _heads(bootstrap: str, number: int) -> tuple[dict[str, Head], dict[str
     return agents, sites
 
 
-async def _count(bootstrap: str, partitions: int) -> int:
-    """About how many decisions there are: markers of transactions count as well."""
+async def _ends(bootstrap: str, partitions: int) -> dict[tuple[str, int], int]:
+    """Where the logs end now; about how many decisions there are, since markers of transactions count as well."""
     async with reading(bootstrap, "read_committed") as consumer:
         topics = (DECISIONS.name, SITE_DECISIONS.name)
         numbers = [TopicPartition(topic, number) for topic in topics for number in range(partitions)]
         ends = await consumer.end_offsets(numbers)
-        return sum(int(end) for end in ends.values())
+        return {(number.topic, number.partition): int(end) for number, end in ends.items()}
 
 
 def _print(verdict: Verdict) -> None:

@@ -84,12 +84,12 @@ def fold_site(site: Site, decision: site_events.SiteDecision) -> None:
     for event in decision.events:
         site_evolve.evolve(site, event, origin)
         if isinstance(event, site_events.WalkNoted):
-            _walk(site, event.walk)
+            walk_through(site, event.walk)
     site_evolve.settle(site, decision.command, decision.seq, decision.at, decision.refusal, decision.ignored)
     site.changed.clear()
 
 
-def _walk(site: Site, walk: tuple[str, ...]) -> None:
+def walk_through(site: Site, walk: tuple[str, ...]) -> None:
     """Show the claims whose gates are open now, hide the others."""
     for claim in list(site.walk(walk, ("", ""), len(site.claims))):
         if not claim.granted:

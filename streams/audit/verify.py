@@ -3,13 +3,19 @@
 ``Verifier`` takes the decisions of one partition in order and says at each step what is wrong with it:
 
 - the chain: per agent ``seq`` counts from 1 without gaps, ``prev`` is the digest of the decision before;
-- I1: a dispatch that is not forced happens only while running < limit, forced attempts included;
+- I1: a dispatch that is not forced happens only while running < limit, forced attempts included; B4: a forced one only
+  beyond the limit, never of a serial agent, and at most as many as the limit;
 - I4: every event fits the state of its trigger, so that each trigger is in exactly one state and final ones stay;
 - I5: each attempt is dispatched once, under the id that its decision gives it, and ends once;
-- I6: who is dispatched is the oldest of those that may start.
+- I6: who is dispatched is the oldest of those that may start, and takes no slot that an older claim has reserved (C6);
+- I7: after a decision nobody who may start waits beside room;
+- what a dispatch needs beside room: the agent not paused (E1), the head of its conversation (B6), available (I6), in
+  time (B5, E5), a budget (E4), and its claim granted (D3). Nobody is at the head who lacks an approval or waits for a
+  dependency (E2, E3): placing it doesn't fit its state (I4).
 
-Running attempts and limits are counted here from the events alone. Whether an event fits and who is the oldest is
-asked of the same ``evolve`` that the deciders use. With ``heads``, the chain's stored ends, a cut tail shows as well.
+Running attempts, limits and budgets are counted here from the events alone. Whether an event fits, and who is the
+oldest, is asked of the same ``evolve`` that the deciders use. With ``heads``, the chain's stored ends, a cut tail is
+missed. With ``agreement``, agents and sites must say the same of each other's claims (agreement.py).
 """
 
 import hashlib
@@ -18,11 +24,14 @@ from typing import Final, NamedTuple
 
 from pydantic import ValidationError
 
-from streams.rules import events
+from streams.audit.agreement import Agreement
+from streams.rules import events, limits
 from streams.rules.agent.evolve import Origin, evolve, settle
+from streams.rules.agent.rows import TriggerRow
 from streams.rules.agent.state import Agent
 from streams.rules.agent.step import execution_prefix
-from streams.rules.order import order_key
+from streams.rules.messages import Park
+from streams.rules.site_messages import Granted
 
 
 class Head(NamedTuple):
@@ -46,12 +55,14 @@ class Violation(NamedTuple):
 class _Ledger:
     """What the invariants of one agent are counted with, apart from its folded state."""
 
-    __slots__ = ("agent", "limit", "running", "sha256")
+    __slots__ = ("agent", "budget", "forced", "limit", "running", "sha256")
 
     def __init__(self, agent_id: str) -> None:
         self.agent = Agent(agent_id)
         self.limit: int | None = 1
+        self.budget: int | None = None
         self.running: dict[str, str] = {}
+        self.forced: set[str] = set()
         self.sha256: str | None = None
 
 
@@ -67,12 +78,13 @@ ENDS: Final = (
 class Verifier:
     """Feed one partition's decisions in order to ``check``; then ask ``finish``."""
 
-    def __init__(self, heads: Mapping[str, Head] | None = None) -> None:
+    def __init__(self, heads: Mapping[str, Head] | None = None, agreement: Agreement | None = None) -> None:
         self.decisions = 0
         self.forced = 0
         """Dispatches that were allowed to exceed the limit; counted apart."""
         self._ledgers: dict[str, _Ledger] = {}
         self._heads = dict(heads or {})
+        self._agreement = agreement
 
     def check(self, value: bytes, offset: int) -> Violation | None:
         """The violation that this decision is, or None. After one, the fold can't go on."""
@@ -87,7 +99,9 @@ class Verifier:
         wrong = self._chain(ledger, decision) or self._fold(ledger, decision)
         sha256 = hashlib.sha256(value).hexdigest()
         if wrong is None:
-            wrong = self._head(decision, sha256)
+            wrong = _stalls(ledger.agent, decision) or self._head(decision, sha256)
+        if wrong is None and self._agreement is not None:
+            self._agreement.take_agent(decision, offset)
         if wrong is not None:
             return Violation(offset, decision.agent_id, decision.seq, *wrong)
         ledger.sha256 = sha256
@@ -127,11 +141,17 @@ class Verifier:
                 wrong = self._dispatched(ledger, decision, index, event)
             elif isinstance(event, ENDS) and event.execution_id is not None:
                 ended = ledger.running.pop(event.execution_id, None)
+                ledger.forced.discard(event.execution_id)
                 wrong = None if ended else ("I5", f"attempt {event.execution_id} ended, but it was not running")
             elif isinstance(event, events.AgentCreated | events.Configured):
                 wrong = None
                 if event.parallelism_limit is not None:
                     ledger.limit = None if event.parallelism_limit == "unlimited" else event.parallelism_limit
+                if isinstance(event, events.Configured) and "run_budget" in event.model_fields_set:
+                    ledger.budget = event.run_budget
+            elif isinstance(event, events.ClaimGranted):
+                told = isinstance(decision.command, Granted) and decision.command.n == event.n
+                wrong = None if told else ("D3", f"claim {event.n} of {event.trigger_id} was granted by no site")
             else:
                 wrong = None
             if wrong is not None:
@@ -152,21 +172,78 @@ class Verifier:
         expected = f"{execution_prefix(decision.agent_id)}-{decision.seq}-{index}"
         if event.execution_id != expected:
             return "I5", f"attempt {event.execution_id} should be named {expected}"
-        if event.forced:
-            self.forced += 1
-        elif ledger.limit is not None and len(ledger.running) >= ledger.limit:
-            return "I1", f"{len(ledger.running)} were running, the limit is {ledger.limit}"
-        if ledger.agent.held_back:
-            return "E1", f"trigger {event.trigger_id} was dispatched although its agent is held back"
         row = ledger.agent.triggers.get(event.trigger_id)
         if row is None:
             return "I4", f"trigger {event.trigger_id} was dispatched, but it doesn't live"
-        idle = ledger.agent.ready.get(None) if ledger.agent.budget_left else None  # a claim may have reserved the rest
-        older = [keys[0] for keys in (idle, ledger.agent.held) if keys]
-        key = order_key(row.available_at, row.created_at, row.trigger_id)
-        if row.on_busy != "force" and older and min(older) < key:
-            return "I6", f"trigger {event.trigger_id} was dispatched before {min(older).id.decode()}, which is older"
-        if row.available_at > decision.at:
-            return "I6", f"trigger {event.trigger_id} was dispatched before it was available"
+        wrong = _room(ledger, row, event.forced) or _order(ledger.agent, row, decision.at)
+        wrong = wrong or _gates(ledger, row, decision.at)
+        if wrong is not None:
+            return wrong[0], f"trigger {event.trigger_id} was dispatched {wrong[1]}"
         ledger.running[event.execution_id] = event.trigger_id
+        if ledger.budget is not None:
+            ledger.budget -= 1
+        if event.forced:
+            self.forced += 1
+            ledger.forced.add(event.execution_id)
         return None
+
+
+def _room(ledger: _Ledger, row: TriggerRow, forced: bool) -> tuple[str, str] | None:
+    running, limit = len(ledger.running), ledger.limit
+    if not forced:
+        if limit is not None and running >= limit:
+            return "I1", f"while {running} were running, the limit is {limit}"
+        return None
+    if row.on_busy != "force" or ledger.agent.is_serial:
+        return "B4", "as forced, which it may not be"
+    if limit is None or running < limit:
+        return "B4", f"as forced while {running} were running, the limit is {limit or 'unlimited'}"
+    if len(ledger.forced) >= limit:
+        return "B4", f"as forced while {len(ledger.forced)} others were, the limit is {limit}"
+    return None
+
+
+def _order(agent: Agent, row: TriggerRow, at: int) -> tuple[str, str] | None:
+    if row.available_at > at:
+        return "I6", "before it was available"
+    if agent.head(row.conversation_id) is not row:
+        return "B6", "although another of its conversation comes first"
+    if row.on_busy == "force":
+        return None
+    older = [agent.held[0]] if agent.held else []
+    if agent.budget_left and (idle := agent.oldest_idle(at)) is not None:  # a claim may have reserved the rest
+        older.append(idle)
+    if older and min(older) < row.key:
+        return "I6", f"before {min(older).id.decode()}, which is older"
+    if not agent.room_for(row.key):
+        return "I6", "into a slot that an older claim has reserved"
+    return None
+
+
+def _gates(ledger: _Ledger, row: TriggerRow, at: int) -> tuple[str, str] | None:
+    if ledger.agent.held_back:
+        return "E1", "although its agent is held back"
+    if ledger.budget == 0:
+        return "E4", "although the agent's budget is used up"
+    if row.is_over(at):
+        return "E5", "although its time was over"
+    if row.is_urgent and row.decide_before is not None and row.decide_before <= at:
+        return "B5", "although nobody waited for it any more"
+    if row.site_id is not None and row.claim_state != "held":
+        return "D3", f"without what it needs at the site {row.site_id}"
+    return None
+
+
+def _stalls(agent: Agent, decision: events.Decision) -> tuple[str, str] | None:
+    """Whether somebody waits beside room after a decision that left nothing over (I7)."""
+    row, happened = agent.row, decision.events
+    if not happened or len(happened) >= limits.STEP_CHANGES_MAX or agent.held_back:
+        return None  # nobody looked at the queue, or left-over work comes next
+    if isinstance(decision.command, Park) or any(isinstance(e, events.StopNoted | events.Unparked) for e in happened):
+        return None
+    idle = agent.oldest_idle(decision.at) if agent.budget_left else None
+    held = agent.held[0] if agent.held and row.run_budget != 0 else None
+    oldest = min((key for key in (idle, held) if key is not None), default=None)
+    if oldest is not None and agent.room_for(oldest):
+        return "I7", f"trigger {oldest.id.decode()} waits although there is room for it"
+    return None

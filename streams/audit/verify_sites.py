@@ -1,11 +1,17 @@
 """Check the log of site decisions: that no folder was given twice and no pool held more than it has.
 
-Counted from the events alone, with none of the indexes that the decider uses:
-
 - the chain, as for agents (verify.py);
 - I2: at each grant, no granted claim of the site has an overlapping folder of the same environment;
 - I3: at each grant that takes a worker, fewer than ``capacity`` were taken;
-- I4: claims open once, are granted at most once, and end once.
+- I4: claims are opened by a claim, granted at most once, and closed once, by a release of their own;
+- E1, E4: nothing is granted at a site that is paused or unknown, behind a closed gate, or beyond a budget; budgets are
+  taken once at the grant, and given back once where no attempt ran;
+- I6: who is granted is the oldest that folders and pool have room for; D4: the claim that it passed is counted; I7:
+  after a decision that left nothing over, nobody waits who could be granted;
+- B2: only asks are denied; D5: only claims in a deleted folder lose it.
+
+Folders, workers, gates and budgets are counted here from the events alone, with none of the indexes that the decider
+uses. Who is the oldest that could be granted is asked of the decider's own state, folded from the events.
 """
 
 import hashlib
@@ -13,21 +19,30 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
+from streams.audit.agreement import Agreement
+from streams.audit.past import walk_through
 from streams.audit.verify import Head, Violation
-from streams.rules import site_events
+from streams.rules import limits, site_events
 from streams.rules.folders import Segments, overlap, segments
-from streams.rules.site_messages import Claim
+from streams.rules.site.evolve import SiteOrigin, evolve, settle
+from streams.rules.site.rows import ClaimId
+from streams.rules.site.state import Site, key_of, place_of
+from streams.rules.site_messages import Claim, ContinueSite, Release
+
+Wrong = tuple[str, str]
 
 
 class _OpenClaim:
-    __slots__ = ("environment_id", "is_granted", "n", "segments", "worker")
+    __slots__ = ("environment_id", "gates", "granted_seq", "n", "segments", "worker")
 
     def __init__(self, command: Claim, path: str | None) -> None:
         self.n = command.n
         self.worker = bool(command.worker)
         self.environment_id = command.environment_id
         self.segments: Segments | None = None if path is None else segments(path)
-        self.is_granted = False
+        carried = (("organization", command.organization_id), ("department", command.department_id))
+        self.gates = [(scope, name) for scope, name in carried if name is not None]
+        self.granted_seq: int | None = None
 
     def overlaps(self, other: "_OpenClaim") -> bool:
         if self.segments is None or other.segments is None or self.environment_id != other.environment_id:
@@ -35,14 +50,27 @@ class _OpenClaim:
         return overlap(self.segments, other.segments)
 
 
-class _SiteLedger:
-    __slots__ = ("capacity", "claims", "granted", "seq", "sha256", "workers")
+class _Gate:
+    __slots__ = ("budget", "budget_seq", "enabled")
 
     def __init__(self) -> None:
+        self.enabled = True
+        self.budget: int | None = None
+        self.budget_seq = 0
+
+
+class _SiteLedger:
+    __slots__ = ("capacity", "claims", "exists", "gates", "granted", "paused", "seq", "sha256", "site", "workers")
+
+    def __init__(self, site_id: str) -> None:
+        self.site = Site(site_id)
         self.seq = 0
         self.sha256: str | None = None
+        self.exists = False
+        self.paused = False
         self.capacity = 0
         self.workers = 0
+        self.gates: dict[tuple[str, str], _Gate] = {}
         self.claims: dict[tuple[str, str], _OpenClaim] = {}
         self.granted: dict[tuple[str, str], _OpenClaim] = {}
 
@@ -50,10 +78,11 @@ class _SiteLedger:
 class SiteVerifier:
     """Feed one partition's site decisions in order to ``check``; then ask ``finish``."""
 
-    def __init__(self, heads: Mapping[str, Head] | None = None) -> None:
+    def __init__(self, heads: Mapping[str, Head] | None = None, agreement: Agreement | None = None) -> None:
         self.decisions = 0
         self._ledgers: dict[str, _SiteLedger] = {}
         self._heads = dict(heads or {})
+        self._agreement = agreement
 
     def check(self, value: bytes, offset: int) -> Violation | None:
         """The violation that this decision is, or None."""
@@ -62,13 +91,15 @@ class SiteVerifier:
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             return Violation(offset, "", 0, "unreadable", f"{first['loc']}: {first['msg']}")
-        ledger = self._ledgers.setdefault(decision.site, _SiteLedger())
+        ledger = self._ledgers.get(decision.site)
+        if ledger is None:
+            ledger = self._ledgers[decision.site] = _SiteLedger(decision.site)
         sha256 = hashlib.sha256(value).hexdigest()
-        wrong = self._chain(ledger, decision, sha256)
-        for event in decision.events:
-            wrong = wrong or _fold(ledger, decision, event)
+        wrong = self._chain(ledger, decision, sha256) or _fold(ledger, decision)
         if wrong is not None:
             return Violation(offset, decision.site, decision.seq, *wrong)
+        if self._agreement is not None:
+            self._agreement.take_site(decision, offset)
         ledger.seq, ledger.sha256 = decision.seq, sha256
         self.decisions += 1
         return None
@@ -82,7 +113,7 @@ class SiteVerifier:
                 return Violation(None, site, seq, "tail", detail)
         return None
 
-    def _chain(self, ledger: _SiteLedger, decision: site_events.SiteDecision, sha256: str) -> tuple[str, str] | None:
+    def _chain(self, ledger: _SiteLedger, decision: site_events.SiteDecision, sha256: str) -> Wrong | None:
         if decision.seq != ledger.seq + 1:
             return "seq", f"decision {ledger.seq + 1} was expected, {decision.seq} was found"
         if decision.prev != ledger.sha256:
@@ -93,47 +124,132 @@ class SiteVerifier:
         return None
 
 
-def _fold(
-    ledger: _SiteLedger, decision: site_events.SiteDecision, event: site_events.SiteEvent
-) -> tuple[str, str] | None:
+def _fold(ledger: _SiteLedger, decision: site_events.SiteDecision) -> Wrong | None:
+    site = ledger.site
+    origin = SiteOrigin(decision.at, decision.command)
+    for index, event in enumerate(decision.events):
+        wrong = _count(ledger, decision, event)
+        if wrong is None and isinstance(event, site_events.ClaimGranted):
+            wrong = _order(site, event)
+        if wrong is None and isinstance(event, site_events.ClaimDegraded):
+            claim = site.claims.get(ClaimId(event.agent_id, event.trigger_id))
+            if claim is None or not site.is_deleted(claim):
+                wrong = "D5", f"claim {event.n} of {event.trigger_id} lost a folder that was not deleted"
+        if wrong is not None:
+            return wrong
+        try:
+            evolve(site, event, origin)
+        except (AssertionError, KeyError, ValueError) as error:
+            return "I4", f"event {index} ({event.type}) doesn't fit the state: {error!r}"
+        if isinstance(event, site_events.WalkNoted):
+            walk_through(site, event.walk)
+    settle(site, decision.command, decision.seq, decision.at, decision.refusal, decision.ignored)
+    site.row.todo.clear()
+    site.changed.clear()
+    return _stalls(site, decision)
+
+
+def _count(ledger: _SiteLedger, decision: site_events.SiteDecision, event: site_events.SiteEvent) -> Wrong | None:
     match event:
         case site_events.SiteConfigured():
-            ledger.capacity = event.capacity
+            ledger.exists, ledger.capacity = True, event.capacity
+        case site_events.SitePaused() | site_events.SiteResumed():
+            ledger.paused = isinstance(event, site_events.SitePaused)
+        case site_events.GateChanged():
+            gate = ledger.gates.setdefault((event.scope, event.name), _Gate())
+            if gate.budget != event.run_budget:
+                gate.budget, gate.budget_seq = event.run_budget, decision.seq
+            gate.enabled = event.enabled
         case site_events.ClaimOpened():
             id = (event.agent_id, event.trigger_id)
             if id in ledger.claims or not isinstance(decision.command, Claim):
                 return "I4", f"claim {event.n} of {id} was opened twice"
             ledger.claims[id] = _OpenClaim(decision.command, event.path)
         case site_events.ClaimGranted():
-            return _granted(ledger, event)
+            return _granted(ledger, decision, event)
         case site_events.ClaimDegraded():
             claim = ledger.claims.get((event.agent_id, event.trigger_id))
-            if claim is None or claim.is_granted:
+            if claim is None or claim.granted_seq is not None:
                 return "I4", f"claim {event.n} of {event.trigger_id} can't lose its folder now"
             claim.segments = None
         case site_events.ClaimClosed() | site_events.ClaimDenied():
-            id = (event.agent_id, event.trigger_id)
-            closed = ledger.claims.pop(id, None)
-            if closed is None or closed.n != event.n:
-                return "I4", f"claim {event.n} of {id} ended, but it did not stand"
-            if ledger.granted.pop(id, None) is not None:
-                ledger.workers -= closed.worker
+            return _ended(ledger, decision, event)
         case _:
-            pass  # gates and deletions bind what is granted later; recalls change no claim
+            pass  # recalls and walks change no claim
     return None
 
 
-def _granted(ledger: _SiteLedger, event: site_events.ClaimGranted) -> tuple[str, str] | None:
+def _granted(ledger: _SiteLedger, decision: site_events.SiteDecision, event: site_events.ClaimGranted) -> Wrong | None:
     id = (event.agent_id, event.trigger_id)
     claim = ledger.claims.get(id)
-    if claim is None or claim.n != event.n or claim.is_granted:
+    if claim is None or claim.n != event.n or claim.granted_seq is not None:
         return "I4", f"claim {event.n} of {id} was granted, but it did not wait"
     for other_id, other in ledger.granted.items():
         if claim.overlaps(other):
             return "I2", f"the folder of {id} was granted while {other_id} held an overlapping one"
     if claim.worker and ledger.workers >= ledger.capacity:
         return "I3", f"{ledger.workers} workers were taken, the pool has {ledger.capacity}"
-    claim.is_granted = True
+    if ledger.paused or not ledger.exists:
+        return "E1", f"claim {event.n} of {id} was granted at a site that is {'paused' if ledger.exists else 'unknown'}"
+    for name in claim.gates:
+        gate = ledger.gates.get(name)
+        if gate is not None and not gate.enabled:
+            return "E1", f"claim {event.n} of {id} was granted although {' '.join(name)} is disabled"
+        if gate is not None and gate.budget is not None:
+            if gate.budget == 0:
+                return "E4", f"claim {event.n} of {id} was granted although the budget of {' '.join(name)} is used up"
+            gate.budget -= 1
+    claim.granted_seq = decision.seq
     ledger.granted[id] = claim
     ledger.workers += claim.worker
     return None
+
+
+def _ended(
+    ledger: _SiteLedger, decision: site_events.SiteDecision, event: site_events.ClaimClosed | site_events.ClaimDenied
+) -> Wrong | None:
+    id = (event.agent_id, event.trigger_id)
+    closed = ledger.claims.pop(id, None)
+    if closed is None or closed.n != event.n:
+        return "I4", f"claim {event.n} of {id} ended, but it did not stand"
+    command = decision.command
+    if isinstance(event, site_events.ClaimDenied):
+        if not isinstance(command, Claim) or not command.ask or command.n != event.n or closed.granted_seq is not None:
+            return "B2", f"claim {event.n} of {id} was denied, but it is no ask that waits"
+        return None
+    own = isinstance(command, Release) and (command.agent_id, command.trigger_id, command.n) == (*id, event.n)
+    if not own or (isinstance(command, Release) and bool(command.started) != event.started):
+        return "I4", f"claim {event.n} of {id} was closed by something else than its release"
+    if ledger.granted.pop(id, None) is None:
+        return (
+            ("I4", f"claim {event.n} of {id} ended with an attempt, but was never granted") if event.started else None
+        )
+    ledger.workers -= closed.worker
+    for name in closed.gates if not event.started else ():
+        gate = ledger.gates.get(name)
+        if gate is not None and gate.budget is not None and (closed.granted_seq or 0) >= gate.budget_seq:
+            gate.budget += 1
+    return None
+
+
+def _order(site: Site, event: site_events.ClaimGranted) -> Wrong | None:
+    claim = site.claims[ClaimId(event.agent_id, event.trigger_id)]
+    first = site.next_grantable()
+    if first is not claim:
+        other = "nobody" if first is None else f"{first.id} first"
+        return "I6", f"claim {event.n} of {claim.id} was granted, it should have been {other}"
+    place = place_of(claim)
+    oldest = site.forest.oldest_waiting(place) if place is not None else None
+    passed = site.by_key[oldest] if oldest is not None and oldest < key_of(claim) else (None, None)
+    if passed != (event.passed_agent_id, event.passed_trigger_id):
+        return "D4", f"claim {event.n} of {claim.id} passed {passed}, which was not counted"
+    return None
+
+
+def _stalls(site: Site, decision: site_events.SiteDecision) -> Wrong | None:
+    """Whether somebody waits who could be granted, after a decision that left nothing over (I7)."""
+    leaves_over = len(decision.events) >= limits.STEP_CHANGES_MAX or isinstance(decision.command, ContinueSite)
+    if leaves_over or any(isinstance(event, site_events.WalkNoted) for event in decision.events):
+        return None
+    waiting = site.next_grantable()
+    return None if waiting is None else ("I7", f"claim {waiting.n} of {waiting.id} waits, but could be granted")

@@ -1,5 +1,7 @@
 """F4 with sites: replies that ask a site first, and paused triggers that are queued again."""
 
+from typing import Any
+
 import pytest
 
 from streams.rules import events
@@ -9,7 +11,7 @@ PERSON: Json = {"interactive": True, "kind": "chat"}
 POOL: Json = {"worker": True}
 
 
-def paused(**fields: object) -> Driven:
+def paused(**fields: Any) -> Driven:
     """An agent whose t1 in the conversation c is paused; one worker, which B's t0 has. Messages are held."""
     driven = Driven(pool=1, delivers=False)
     driven.trigger("t1", conversation_id="c", **fields)
