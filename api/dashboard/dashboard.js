@@ -248,7 +248,9 @@ function health(good, text) {
 }
 
 function failed(error) {
-  health(false, error.code ? error.message : "Berth doesn't answer; what is shown may be old.");
+  const isSignedOut = !byId("sign-in").hidden;
+  if (isSignedOut) health(false, "not signed in");
+  else health(false, error.code ? error.message : "Berth doesn't answer; what is shown may be old.");
 }
 
 async function refresh() {
@@ -261,7 +263,7 @@ async function refresh() {
 }
 
 async function poll() {
-  if (!document.hidden) await refresh().catch(failed);
+  if (!document.hidden && byId("sign-in").hidden) await refresh().catch(failed);
   setTimeout(poll, POLL_MILLISECONDS);
 }
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,6 +88,7 @@ def test_a_worker_that_is_killed_is_started_again_and_ctrl_c_ends_everything_and
 ) -> None:
     started.wait_for(r"first dispatch [0-9.]+ s after the start")
     os.kill(started.named("worker").pid, signal.SIGKILL)
+    _is_let_in_by_the_address_of_the_page(started, tmp_path / ".berth")
     started.wait_for(r"worker was killed by SIGKILL .* starting again")
     started.wait_for(r"worker was started again")
     assert started.end(signal.SIGINT) == 130
@@ -101,6 +103,18 @@ def test_a_worker_that_is_killed_is_started_again_and_ctrl_c_ends_everything_and
     finally:
         again.end(signal.SIGTERM)
     assert again.left_behind(0) == []
+
+
+def _is_let_in_by_the_address_of_the_page(run: Run, data: Path) -> None:
+    page = run.wait_for(r"page +(http://\S+/)#token=(\S+)\n")
+    request = urllib.request.Request(f"{page[1]}api/agents", headers={"Authorization": f"Bearer {page[2]}"})
+    with urllib.request.urlopen(request) as answer:
+        assert answer.status == 200
+    secret = (data / "jwt-secret").read_text().strip()
+    assert secret not in run.said
+    assert not [
+        log.name for log in (data / "logs").iterdir() if secret in log.read_text() or page[2] in log.read_text()
+    ]
 
 
 def test_nothing_is_left_behind_when_it_is_killed_itself(started: Run) -> None:
