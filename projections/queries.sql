@@ -354,7 +354,7 @@ SELECT sites.*
 -- One gate of a site; no row: it was never changed, is enabled, and has no budget.
 SELECT scope, name, enabled, disabled_at, run_budget, run_budget_at, granted, drained
   FROM site_gate_states
- WHERE site = %(site)s AND scope = %(scope)s AND name = %(name)s;
+ WHERE site = %(site)s AND scope = %(scope)s AND name = %(gate_name)s;
 
 -- name: site_gates_page
 -- The gates of a site that were ever changed, by scope and name after a cursor.

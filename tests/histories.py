@@ -77,6 +77,15 @@ class History:
         """A control arrives at this site."""
         self._site_control(site)
 
+    def settle(self) -> "History":
+        """Everything that deciders have told each other arrives, and every timer that is due has fired."""
+        while any(driven.undelivered for driven in self.driven.values()):
+            while self._deliver():
+                pass
+            for driven in self.driven.values():
+                driven.fire()
+        return self
+
     def _deliver(self) -> bool:
         """The oldest message of some partition arrives at its own; False if there is none."""
         senders = [driven for driven in self.driven.values() if driven.undelivered]

@@ -161,7 +161,7 @@ PARAMETERS: dict[str, Any] = {
     "sites": ["site-7", "site-8"],
     "scope": "organization",
     "scopes": ["organization", "department"],
-    "name": "organization-7",
+    "gate_name": "organization-7",
     "names": ["organization-7", "department-7"],
     "environment_ids": ["e-7", "e-8"],
     "paths": ["/a/7", "/"],
