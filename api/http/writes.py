@@ -89,8 +89,8 @@ class Writes:
             "id": trigger_id,
             "agent_id": agent_id,
             "conversation_id": conversation_id,
-            "requested_by": arrival.caller.subject,
             **without(given, "id", "conversation_id"),
+            "requested_by": arrival.caller.subject,
             "content_sha256": digest_of_fields(without(given, "id")),
         }
         if _waits(given):
@@ -164,9 +164,9 @@ class Writes:
             "v": SCHEMA_VERSION,
             "id": self._id(agent_id, arrival),
             "agent_id": agent_id,
+            **given,
             "requested_by": arrival.caller.subject,
             "decide_before": arrival.decide_before(),
-            **given,
         }
         command = _outgoing(fields)
         answer = await self._log.write(command, arrival.seconds)
