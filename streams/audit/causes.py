@@ -84,7 +84,7 @@ def _dependencies(row: TriggerRow) -> Iterator[WaitReason]:
     outcomes = {outcome for outcome in row.outcomes if outcome != "finished"}
     if None in outcomes:
         yield "dependency_unfinished"
-    if not row.approved and outcomes & {"failed", "stopped"}:
+    if not row.failures_approved and outcomes & {"failed", "stopped"}:
         yield "dependency_failed"
     if "unknown" in outcomes:
         yield "dependency_unknown"

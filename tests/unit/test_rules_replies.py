@@ -198,3 +198,30 @@ def test_a_resume_that_asks_is_refused_with_the_first_reason_and_stays_paused(
     assert refusal.position_if_queued == 1 + (why in ("reserved budget", "mute", "reply"))
     assert driven.state() == before
     driven.check()
+
+
+@pytest.mark.parametrize(
+    ("on_busy", "limit", "budget", "code"),
+    [
+        ("ask", 1, None, "agent_parallelism_limit_reached"),
+        ("ask", 2, 1, "run_budget_used_up"),
+        ("force", 1, 1, "run_budget_used_up"),
+        ("force", 1, 2, None),
+    ],
+)
+def test_a_resume_that_asks_never_passes_who_became_available_before_it(
+    on_busy: str, limit: int, budget: int | None, code: str | None
+) -> None:
+    """B2, C2, E4: also when no timer has fired since; a forced one that would find no budget stays paused."""
+    driven = Driven(limit)
+    driven.trigger("t1")
+    driven.status("t1", "paused")
+    driven.configure(run_budget=budget)
+    driven.trigger("soon", available_at=at_seconds(5))
+    driven.skip(6)
+    decision = driven.control("resume_trigger", trigger_id="t1", on_busy=on_busy)
+    assert (decision.refusal.code if decision.refusal else None) == code
+    assert state_of(driven, "t1") == ("paused" if code else "running")
+    driven.fire()
+    assert driven.running() == (["soon"] if code else ["soon", "t1"])
+    driven.check()

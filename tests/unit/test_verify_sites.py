@@ -231,7 +231,7 @@ def test_agents_and_sites_agree_in_whatever_order_they_are_read(sites_first: boo
 def test_what_was_received_and_never_sent_is_found_where_it_was_received(what: str, sites_first: bool) -> None:
     """D3, E4: each of them, taken out of its sender's log; the place is that of the receiver."""
     agents, sites = told(life())
-    senders = [*agents, *sites]
+    senders: list[events.Decision | site_events.SiteDecision] = [*agents, *sites]
     taken = [d for d in senders if any(event.type == what for event in d.events) and d.command.type != "denied"]
     taken = taken[1:] if what == "claim_granted" else taken  # the first came too late to have an effect
     assert taken
@@ -241,7 +241,8 @@ def test_what_was_received_and_never_sent_is_found_where_it_was_received(what: s
         own = [d for d in changed if isinstance(d, events.Decision)]
         others = [d for d in changed if isinstance(d, site_events.SiteDecision)]
         if what == "claimed":  # what the agent says of it later has no claim either
-            own = [d for d in own if d.agent_id != sender.agent_id or d is without]  # type: ignore[union-attr]
+            assert isinstance(sender, events.Decision)
+            own = [d for d in own if d.agent_id != sender.agent_id or d is without]
         found = disagreement(own, others, sites_first)
         assert found is not None
         assert found[0] == (DECISIONS.name if what.startswith("claim_") else SITE_DECISIONS.name)

@@ -171,18 +171,15 @@ def _why_wait(
     taken = agent.running + int(agent.asking.bisect_left(key))
     if limit is not None and taken >= limit:
         return "agent_parallelism_limit_reached"
-    starting = _conversations_starting_before(agent, key, step.at, command.conversation_id if answers else None)
+    starting = conversations_starting_before(agent, key, step.at, command.conversation_id if answers else None)
     if command.conversation_id in starting:
         return "conversation_busy"
     if limit is not None and taken + len(starting) >= limit:
         return "agent_parallelism_limit_reached"
-    budget = agent.row.run_budget
-    if budget is not None and len(agent.held) + len(agent.asking) + len(starting) >= budget:
-        return "run_budget_used_up"
-    return None
+    return None if agent.has_budget(len(starting)) else "run_budget_used_up"
 
 
-def _conversations_starting_before(agent: Agent, key: OrderKey, at: int, replied: str | None) -> set[str]:
+def conversations_starting_before(agent: Agent, key: OrderKey, at: int, replied: str | None) -> set[str]:
     """Conversations of older triggers that have become available and that no pump has seen since: they come first.
 
     There are some only while a timer is late, above all while a backlog of input is handled. ``replied``: the

@@ -4,6 +4,7 @@ from itertools import islice
 from typing import Final
 
 from streams.rules import events, limits
+from streams.rules.agent.accept import conversations_starting_before
 from streams.rules.agent.rows import AgentRow, TriggerRow, is_serial
 from streams.rules.agent.step import ON_BUSY, Step, end_claim, is_answered, refuse, request_stop
 from streams.rules.messages import (
@@ -177,14 +178,15 @@ def _resume(step: Step, row: TriggerRow, on_busy: str | None) -> None:
     code: str | None = None
     force = False
     if on_busy in ("ask", "force"):
-        has_room = agent.room_for(order_key(*key))
+        order = order_key(*key)
+        starting = len(conversations_starting_before(agent, order, step.at, None))
+        has_room = agent.room_for(order, starting)
         force = on_busy == "force" and not has_room and not agent.is_serial and not row.needs_site
-        head = agent.head(row.conversation_id)
         if agent.held_back:
             code = "agent_paused"
-        elif head is not row:
+        elif agent.head(row.conversation_id) is not row:
             code = "conversation_busy"
-        elif not agent.budget_left:
+        elif not agent.has_budget(starting):
             code = "run_budget_used_up"
         elif not has_room and not force:
             code = "agent_parallelism_limit_reached"

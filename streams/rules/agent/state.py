@@ -201,10 +201,10 @@ class Agent:
         oldest = min(keys, default=None)
         return oldest if oldest is not None and oldest.available_at <= at else None
 
-    def room_for(self, key: OrderKey) -> bool:
-        """Whether a slot is left for it beside those reserved for older claims that are not answered."""
+    def room_for(self, key: OrderKey, starting: int = 0) -> bool:
+        """Whether a slot is left beside those reserved for older claims, and for so many that start before."""
         limit = self.limit
-        return limit is None or self.running + int(self.asking.bisect_left(key)) < limit
+        return limit is None or self.running + starting + int(self.asking.bisect_left(key)) < limit
 
     @property
     def may_force(self) -> bool:
@@ -215,7 +215,12 @@ class Agent:
     @property
     def budget_left(self) -> bool:
         """Whether the agent's run budget has something that no claim has reserved (E4)."""
-        return self.row.run_budget is None or self.row.run_budget > len(self.held) + len(self.asking)
+        return self.has_budget(0)
+
+    def has_budget(self, starting: int) -> bool:
+        """Whether something of the budget is left beside what is reserved, and for so many that start before."""
+        budget = self.row.run_budget
+        return budget is None or budget > len(self.held) + len(self.asking) + starting
 
     def standing_of(self, conversation_id: str) -> DependencyOutcome | None:
         """How a conversation stands for those that depend on it (E2); None: it lives."""
