@@ -4,7 +4,6 @@ Counters are raised when a transaction is committed, so that they tell what happ
 there now (running, waiting and why) is counted when somebody asks.
 """
 
-from collections import Counter as Count
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -102,19 +101,19 @@ class OfPartition:
         COMMIT_SECONDS.observe(seconds)
         self._transactions.inc()
         self._handled.inc(handled_count)
-        written = Count([output.topic for output in outputs])
-        self._of_agents.inc(written[DECISIONS.name])
-        if sites_count := written[SITE_DECISIONS.name]:
+        topics = [output.topic for output in outputs]
+        self._of_agents.inc(topics.count(DECISIONS.name))
+        if sites_count := topics.count(SITE_DECISIONS.name):
             self._of_sites.inc(sites_count)
-        if dead_count := written[DEAD_LETTERS.name]:
+        if dead_count := topics.count(DEAD_LETTERS.name):
             self._dead_letters.inc(dead_count)
         _count_by(REFUSALS, tally.refusals)
         _count_by(IGNORED_STATUSES, tally.ignored_statuses)
         if tally.forgotten:
             FORGOTTEN.inc(tally.forgotten)
-        now_ms = edge.now_us() / 1000
+        now_ms, observe = edge.now_us() / 1000, FREED_TO_NEXT_SECONDS.observe
         for freed_at_ms in tally.freed_at_ms:
-            FREED_TO_NEXT_SECONDS.observe(max(0.0, now_ms - freed_at_ms) / 1000)
+            observe(max(0.0, now_ms - freed_at_ms) / 1000)  # the runner's clock may be ahead
 
 
 def _count_by(counter: Counter, counts: Mapping[str, int]) -> None:
