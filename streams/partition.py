@@ -20,7 +20,8 @@ from streams import DEAD_LETTERS, DECISIONS, DISPATCHES, STATUSES, codec
 from streams.codec import Output, Record
 from streams.rules import dispatches, events, limits
 from streams.rules.agent.decide import decide
-from streams.rules.agent.state import Agent, RowRef, Watcher
+from streams.rules.agent.rows import RowRef, Watcher
+from streams.rules.agent.state import Agent
 from streams.rules.agent.step import RunnerOutput, Step, Via
 from streams.rules.agent.timers import Deadline
 from streams.rules.commands import AgentCommand

@@ -7,8 +7,8 @@ applies the events that it reads. It asserts what it relies on: an event that do
 from typing import Final, Literal, NamedTuple, assert_never
 
 from streams.rules import events, limits
-from streams.rules.agent.rows import AgentRow, RememberedKind, RememberedRow, TriggerRow
-from streams.rules.agent.state import DIGEST_DIGITS, Agent, RowRef, Watcher
+from streams.rules.agent.rows import AgentRow, RememberedKind, RememberedRow, RowRef, TriggerRow, Watcher
+from streams.rules.agent.state import DIGEST_DIGITS, Agent
 from streams.rules.messages import Control, Stop, Trigger, content_sha256
 from streams.rules.order import SECOND
 

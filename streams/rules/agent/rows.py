@@ -5,7 +5,7 @@ default. Instants are microseconds. Texts are a row of their own, written once (
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from streams.rules.events import FinalState, LiveState
 from streams.rules.order import OrderKey, order_key
@@ -213,3 +213,22 @@ _FINAL_STATES: Final[dict[str, FinalState]] = {
     "stopped": "stopped",
     "expired": "expired",
 }
+
+
+RowKind = Literal["agent", "trigger", "conversation", "remembered", "watch"]
+
+
+class Watcher(NamedTuple):
+    """A trigger of some agent that depends on a conversation of this one."""
+
+    agent_id: str
+    trigger_id: str
+
+
+class RowRef(NamedTuple):
+    """Which row of the agent changed."""
+
+    kind: RowKind
+    id: str = ""
+    remembered: RememberedKind | None = None
+    watcher: Watcher | None = None

@@ -20,12 +20,12 @@ untold     watchers of conversations that don't know yet how these stand, in ord
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from sortedcontainers import SortedList, SortedSet
 
 from streams.rules import events, limits
+from streams.rules.agent.lines import Line
 from streams.rules.agent.rows import (
     AgentRow,
     ConversationRow,
@@ -33,7 +33,9 @@ from streams.rules.agent.rows import (
     Outcome,
     RememberedKind,
     RememberedRow,
+    RowRef,
     TriggerRow,
+    Watcher,
     WatchRow,
     is_serial,
 )
@@ -47,54 +49,6 @@ OUTCOME_OF: Final[dict[events.FinalState, Outcome]] = {
     "stopped": "stopped",
     "expired": "stopped",
 }
-
-RowKind = Literal["agent", "trigger", "conversation", "remembered", "watch"]
-
-
-class Watcher(NamedTuple):
-    """A trigger of some agent that depends on a conversation of this one."""
-
-    agent_id: str
-    trigger_id: str
-
-
-class RowRef(NamedTuple):
-    """Which row of the agent changed."""
-
-    kind: RowKind
-    id: str = ""
-    remembered: RememberedKind | None = None
-    watcher: "Watcher | None" = None
-
-
-@dataclass(slots=True)
-class Line:
-    """The live triggers of one conversation."""
-
-    placed: list[tuple[tuple[int, int], str]] = field(default_factory=list)
-    unplaced: set[str] | None = None
-    """None while it is empty, as it is for most conversations: 200 bytes less for each."""
-    running: str | None = None
-
-    @property
-    def head(self) -> str | None:
-        if self.running is not None:
-            return self.running
-        return self.placed[0][1] if self.placed else None
-
-    def __len__(self) -> int:
-        return len(self.placed) + len(self.unplaced or ())
-
-    def add_unplaced(self, trigger_id: str) -> None:
-        if self.unplaced is None:
-            self.unplaced = set()
-        self.unplaced.add(trigger_id)
-
-    def discard_unplaced(self, trigger_id: str) -> None:
-        if self.unplaced is not None:
-            self.unplaced.discard(trigger_id)
-            if not self.unplaced:
-                self.unplaced = None
 
 
 class Agent:
