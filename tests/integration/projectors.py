@@ -159,7 +159,7 @@ async def projector(bootstrap: str, url: str, partitions: int) -> AsyncIterator[
 
 
 class Fatal(psycopg.Cursor[TupleRow]):
-    """A cursor that kills its process before or after its n-th statement."""
+    """A cursor that kills its process before its n-th statement, or between the last of a batch and the commit."""
 
     left: int = 0
 
@@ -172,7 +172,8 @@ class Fatal(psycopg.Cursor[TupleRow]):
     def execute(self, *arguments: Any, **options: Any) -> Any:
         self.step()
         done = super().execute(*arguments, **options)
-        self.step()
+        if str(arguments[0]).startswith("NOTIFY"):  # the last of a transaction, whose end is no statement of ours
+            self.step()
         return done
 
     def copy(self, *arguments: Any, **options: Any) -> Any:

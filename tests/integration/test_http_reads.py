@@ -115,7 +115,14 @@ async def test_a_trigger_says_why_it_waits_with_who_holds_what_since_when(berth:
     waits = await berth.http.post(f"{path}/triggers", json={"id": "waits", "conversation_id": "c"})
     pause = await berth.http.post(f"{path}/pause")
     told = await read_at(berth.http, pause, f"{path}/triggers/waits")
-    holder = {"trigger_id": "runs", "execution_id": runs["execution_id"], "since": runs["decided_at"]}
+    holder = {
+        "agent_id": agent,
+        "trigger_id": "runs",
+        "conversation_id": "c",
+        "execution_id": runs["execution_id"],
+        "state": "running",
+        "since": runs["decided_at"],
+    }
     assert (told["state"], told["position"], told["reason"]) == ("waiting", 1, "agent_paused")
     accepted_at = waits.json()["decided_at"]
     assert [(cause["reason"], cause["since"], cause["holders"]) for cause in told["waits_for"]] == [
@@ -125,6 +132,33 @@ async def test_a_trigger_says_why_it_waits_with_who_holds_what_since_when(berth:
     ]
     assert all(cause["released_by"] for cause in told["waits_for"])
     assert [entry["event"] for entry in told["timeline"]] == ["accepted", "placed"]
+
+
+async def test_who_waits_for_a_folder_is_told_who_has_it_and_an_ask_is_refused_without_a_trace(
+    berth: Stack, agent: str
+) -> None:
+    await limited(berth.http, agent, 5)
+    path = f"/api/agents/{agent}"
+    where = {"environment_id": f"e-{agent}", "worker": True}
+    await berth.http.post(f"{path}/triggers", json={"id": "has", "folder": "/a", **where})
+    has = await _until(berth, f"{path}/triggers/has", state="running")
+    assert (has["claim"]["state"], has["claim"]["site"], has["depends_on"]) == ("granted", "default", [])
+    await berth.http.post(f"{path}/triggers", json={"id": "waits", "folder": "/a/b", **where})
+    told = await _until(berth, f"{path}/triggers/waits", reason="agent_environment_folder_busy")
+    cause = told["waits_for"][0]  # "site_asked" follows until the agent has heard of it
+    (holder,) = cause["holders"]
+    assert (holder["agent_id"], holder["trigger_id"], holder["execution_id"]) == (agent, "has", has["execution_id"])
+    assert (cause["site"], cause["holders_count"]) == ("default", 1) and "scope" not in cause
+    about = {"interactive": True, "on_busy": "ask", "conversation_id": "asked"}
+    refused = await berth.http.post(f"{path}/triggers", json={"id": "ask", "folder": "/", **about, **where})
+    assert (refused.status_code, refused.json()["code"]) == (409, "agent_environment_folder_busy")
+    told = await _until(berth, f"{path}/triggers/ask", state="refused")
+    assert (told["code"], told["conversation_id"]) == ("agent_environment_folder_busy", "asked")
+    assert (await berth.http.get(f"{path}/conversations/asked")).status_code == 404
+    queue = (await berth.http.get(f"{path}/queue")).json()
+    assert [(entry["trigger_id"], entry["reasons"]) for entry in queue["queue"]] == [
+        ("waits", ["agent_environment_folder_busy"])
+    ]
 
 
 async def test_a_timeline_goes_over_all_attempts(berth: Stack, agent: str) -> None:
@@ -240,7 +274,7 @@ async def test_the_description_names_every_address(berth: Stack) -> None:
 
 @pytest.mark.parametrize("name", sorted(_OURS))
 async def test_our_own_queries_use_an_index(berth: Stack, name: str) -> None:
-    parameters = {"agent_id": "a", "command_type": "pause", "seq": 1, "after_agent_id": "", "visible": None}
+    parameters = {"agent_id": "a", "id": "t", "seq": 1, "outcomes": [], "after_agent_id": "", "visible": None}
     with connect(berth.database_url) as connection:
         connection.execute("SET enable_seqscan TO off")  # the tables are small here
         query = psycopg.ClientCursor(connection).mogrify(_OURS[name], {**parameters, "max_rows": None})
