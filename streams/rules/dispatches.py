@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictBool
 
 from streams.rules.events import Written
-from streams.rules.messages import Count, Id, Instant, Parent, SchemaVersion
+from streams.rules.messages import Count, Id, Instant, SchemaVersion
 
 
 class Dispatch(Written):
@@ -29,7 +29,6 @@ class Dispatch(Written):
     folder: str | None = None
     degraded: StrictBool = False
     execution_class: Literal["standard", "background"] = "standard"
-    parent: Parent | None = None
     timeout_seconds: Count
     heartbeat_seconds: Count | None = None
     lease_until: Instant

@@ -287,7 +287,7 @@ class Stopped(Written):
 
 
 class StopNoted(Written):
-    """More to stop than one step may: it is worked off before anything else. after: the place reached."""
+    """More to stop than one step may: it is worked off before anything else. conversation_id null: the whole agent."""
 
     type: Literal["stop_noted"] = "stop_noted"
     conversation_id: Id | None = None

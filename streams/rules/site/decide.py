@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from streams.rules import limits, site_events
+from streams.rules.agent.rows import DEFAULT_SITE
 from streams.rules.agent.state import DIGEST_DIGITS
 from streams.rules.events import Ignored, Refusal
 from streams.rules.folders import path_of, segments
@@ -36,7 +37,6 @@ from streams.rules.site_messages import (
 )
 
 SignalOutput = Granted | Waiting | Denied | Recall | Degraded
-DEFAULT_SITE = "default"
 
 
 @dataclass(slots=True)
