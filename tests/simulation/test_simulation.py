@@ -21,7 +21,7 @@ from tests.simulation.users import COMMANDS, Users
 
 COUNT = int(os.environ.get("BERTH_SIMULATION_SEEDS", "2000"))
 SEEDS_PER_TEST = 50
-STEPS = 120
+STEPS = 100
 ROUNDS_MAX = 400
 TOTAL: Counter[str] = Counter()
 
