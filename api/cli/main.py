@@ -69,6 +69,7 @@ COMMANDS: Final = (
     "verify",
     "as-of",
     "explain",
+    "waiting",
     "what-if",
     "audit",
     "skip",

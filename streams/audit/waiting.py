@@ -1,0 +1,237 @@
+"""How long each cause held work up, over a stretch of history: per agent, organization and site.
+
+At every instant a waiting trigger is counted under one cause, the first by the precedence of refusals (B3), for as long
+as that is the first. After a decision only those are looked at again whom it may concern: what its events name, the new
+heads of their conversations, everything of an agent whose pause, budget or mute sites changed, and at a site what waits
+in an environment in which a folder was taken or freed, or behind a gate that moved.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from streams.audit.causes import Cause, Holder, Reason, first_cause
+from streams.audit.logged import Logged
+from streams.audit.past import Past
+from streams.rules import events, site_events
+from streams.rules.agent.state import Agent
+from streams.rules.order import SECOND
+from streams.rules.site.rows import ClaimId
+from streams.rules.site.state import Site
+
+OWN_TIME: Final = "not_yet_available"
+"""What waits for its own time is held up by nobody: listed, and not part of the shares."""
+
+Dimension = Literal["agent", "organization", "site"]
+
+
+class Counted(NamedTuple):
+    """Under what a time is added up."""
+
+    agent_id: str
+    organization_id: str | None
+    site_id: str | None
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """``seconds``: of all triggers together. ``share``: of what was waited for others; None: for its own time."""
+
+    reason: Reason
+    seconds: float
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingOf:
+    """An agent, organization or site, or ``all``; the cause that took longest comes first."""
+
+    name: str
+    seconds: float
+    shares: tuple[Share, ...]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    counted: Counted | None
+    """None: it was about to start."""
+    from_at: int
+    until: int | None
+
+
+class WaitingTimes:
+    """Feed it all decisions in causal order, then ask ``by``. Only what lies between the two instants is counted."""
+
+    def __init__(self, since: int = 0, until: int | None = None) -> None:
+        self.times: Counter[Counted] = Counter()
+        """Microseconds."""
+        self._since, self._until = since, until
+        self._past = Past()
+        self._waiting: dict[Holder, _Waiting] = {}
+        self._unsettled: dict[Holder, None] = {}
+        """Those whose cause can end without a word in the log."""
+        self._flags: dict[str, object] = {}
+        self._places: dict[tuple[str, str], dict[ClaimId, None]] = {}
+        """(site, environment) -> claims that wait there for a folder."""
+
+    def take(self, logged: Logged) -> None:
+        """The next decision. Raises DoesNotFit."""
+        decision = logged.decision
+        if isinstance(decision, events.Decision):
+            agent = self._past.agent(decision.agent_id)
+            conversations = _conversations(agent, decision)
+            self._past.fold(logged)
+            concerned = self._concerned(agent, decision, conversations)
+        else:
+            environments = self._environments(decision)
+            self._past.fold(logged)
+            concerned = self._concerned_at_site(self._past.sites[decision.site], decision, environments)
+        for one in (*concerned, *self._unsettled):
+            self._look(one, decision.at)
+
+    def finish(self) -> None:
+        """The log is at its end: what waits has waited up to it."""
+        for one in list(self._waiting):
+            self._settle(one, self._past.at)
+
+    def by(self, dimension: Dimension) -> list[WaitingOf]:
+        """Per agent, organization or site, those that waited longest first; without those that have none."""
+        found: dict[str, Counter[Reason]] = {}
+        for counted, time in self.times.items():
+            names = {"agent": counted.agent_id, "organization": counted.organization_id, "site": counted.site_id}
+            name = names[dimension]
+            if name is not None:
+                found.setdefault(name, Counter())[counted.reason] += time
+        return sorted((_shares(name, times) for name, times in found.items()), key=lambda one: (-one.seconds, one.name))
+
+    def total(self) -> WaitingOf:
+        """Of everything."""
+        times: Counter[Reason] = Counter()
+        for counted, time in self.times.items():
+            times[counted.reason] += time
+        return _shares("all", times)
+
+    # Whom a decision may concern
+
+    def _concerned(self, agent: Agent, decision: events.Decision, conversations: set[str]) -> list[Holder]:
+        row = agent.row
+        named: dict[str, None] = {}
+        flags = row.paused, row.parked is not None, agent.budget_left, tuple(agent.mute)
+        if self._flags.get(agent.agent_id) != flags:
+            self._flags[agent.agent_id] = flags
+            named = {key.id.decode(): None for key in agent.waiting}
+        for trigger_id in _named(decision):
+            named[trigger_id] = None
+            live = agent.triggers.get(trigger_id)
+            if live is not None:
+                conversations.add(live.conversation_id)
+        for conversation_id in sorted(conversations):
+            head = agent.head(conversation_id)
+            if head is not None:
+                named[head.trigger_id] = None
+        return [Holder(agent.agent_id, trigger_id) for trigger_id in named]
+
+    def _environments(self, decision: site_events.SiteDecision) -> set[str]:
+        """Of claims that this decision grants or ends, before it is folded."""
+        site = self._past.site(decision.site)
+        found = set()
+        for event in decision.events:
+            if isinstance(event, site_events.ClaimGranted | site_events.ClaimClosed | site_events.ClaimDenied):
+                claim = site.claims.get(ClaimId(event.agent_id, event.trigger_id))
+                environment_id = claim.environment_id if claim is not None else None
+                if environment_id is not None:
+                    found.add(environment_id)
+                    waiting = self._places.get((decision.site, environment_id), {})
+                    waiting.pop(ClaimId(event.agent_id, event.trigger_id), None)
+        return found
+
+    def _concerned_at_site(
+        self, site: Site, decision: site_events.SiteDecision, environments: set[str]
+    ) -> list[Holder]:
+        found: dict[ClaimId, None] = {}
+        for event in decision.events:
+            if isinstance(event, site_events.WalkNoted):
+                walked = list(site.walk(event.walk, ("", ""), len(site.claims)))
+                found |= dict.fromkeys(claim.id for claim in walked)
+                environments |= {claim.environment_id for claim in walked if claim.environment_id is not None}
+            elif isinstance(event, site_events.SiteConfigured):
+                found |= dict.fromkeys(site.claims)
+            elif not isinstance(event, _OF_SITE):
+                id = ClaimId(event.agent_id, event.trigger_id)
+                found[id] = None
+                claim = site.claims.get(id)
+                if claim is not None and claim.environment_id is not None:
+                    environments.add(claim.environment_id)
+                    if not claim.granted:
+                        self._places.setdefault((site.site_id, claim.environment_id), {})[id] = None
+        for environment_id in sorted(environments):
+            found |= self._places.get((site.site_id, environment_id), {})
+        return [Holder(*id) for id in found]
+
+    # Adding up
+
+    def _look(self, one: Holder, at: int) -> None:
+        agent = self._past.agents.get(one.agent_id)
+        row = agent.triggers.get(one.trigger_id) if agent is not None else None
+        if agent is None or row is None or row.state != "waiting":
+            self._settle(one, at)
+            return
+        site = self._past.sites.get(row.site_id) if row.site_id is not None else None
+        cause = first_cause(agent, row, at, site)
+        counted = None if cause is None else Counted(one.agent_id, row.organization_id, row.site_id, cause.reason)
+        until = None if cause is None else cause.until
+        before = self._waiting.get(one)
+        if before is not None and (before.counted, before.until) == (counted, until):
+            return
+        self._settle(one, at)
+        self._waiting[one] = _Waiting(counted, at, until)
+        if _is_unsettled(cause):
+            self._unsettled[one] = None
+
+    def _settle(self, one: Holder, at: int) -> None:
+        waiting = self._waiting.pop(one, None)
+        self._unsettled.pop(one, None)
+        if waiting is None or waiting.counted is None:
+            return
+        end = at if self._until is None else min(at, self._until)
+        time = end - max(waiting.from_at, self._since)
+        if time > 0:
+            self.times[waiting.counted] += time
+
+
+def _named(decision: events.Decision) -> list[str]:
+    """The agent's own triggers that the events are about: watchers are those of others."""
+    of_others = events.Watched | events.Told
+    found = (getattr(event, "trigger_id", None) for event in decision.events if not isinstance(event, of_others))
+    return [trigger_id for trigger_id in found if trigger_id is not None]
+
+
+def _conversations(agent: Agent, decision: events.Decision) -> set[str]:
+    """Of the triggers that are named, before the decision ends some of them: another one may become their head."""
+    rows = (agent.triggers.get(trigger_id) for trigger_id in _named(decision))
+    return {row.conversation_id for row in rows if row is not None}
+
+
+_OF_SITE: Final = (
+    site_events.SitePaused,
+    site_events.SiteResumed,
+    site_events.GateChanged,
+    site_events.FolderDeleted,
+)
+
+
+def _is_unsettled(cause: Cause | None) -> bool:
+    return cause is None or cause.reason in ("site_asked", OWN_TIME)
+
+
+def _shares(name: str, times: Counter[Reason]) -> WaitingOf:
+    total = sum(time for reason, time in times.items() if reason != OWN_TIME)
+    return WaitingOf(
+        name,
+        total / SECOND,
+        tuple(
+            Share(reason, time / SECOND, None if reason == OWN_TIME else time / total if total else 0.0)
+            for reason, time in sorted(times.items(), key=lambda item: (-item[1], item[0]))
+        ),
+    )
