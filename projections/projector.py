@@ -28,9 +28,9 @@ import psycopg
 import structlog
 from aiohttp import web
 from aiokafka.errors import KafkaError
-from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, Histogram, generate_latest
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
+from projections import metrics
 from projections.log import Log, LogDoesNotFit
 from projections.row_types import CannotApply
 from projections.schema import SchemaRefused
@@ -60,14 +60,6 @@ RETRY_SECONDS_MAX: Final = 2.0
 STOP_SECONDS_MAX: Final = 8.0
 DAY_MICROSECONDS: Final = 24 * 3600 * 1_000_000
 
-LAG_RECORDS = Gauge("berth_projection_lag_records", "Records that are committed and not projected yet.")
-LAG_SECONDS = Histogram(
-    "berth_projection_lag_seconds",
-    "From a decision to its rows.",
-    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600),
-)
-DECISIONS_APPLIED = Counter("berth_projection_decisions_total", "Decisions applied.")
-
 DATABASE_AWAY: Final = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.UndefinedTable)
 """Also when somebody dropped the tables: they are made anew, and filled from the beginning of the log."""
 
@@ -87,8 +79,17 @@ class Projector:
     """One projector. ``run`` until asked to stop or until it must."""
 
     def __init__(
-        self, bootstrap: str, store: Store, database_url: str, partitions: int, text_days: int, port: int = 0
+        self,
+        bootstrap: str,
+        store: Store,
+        database_url: str,
+        partitions: int,
+        text_days: int,
+        port: int = 0,
+        *,
+        lag_seconds_max: float = 5.0,
     ) -> None:
+        """``lag_seconds_max``: not ready when what is committed isn't applied after so long."""
         self.address = ""
         self.state: State = "starting"
         self.stopped_at: dict[str, Any] | None = None
@@ -103,7 +104,10 @@ class Projector:
         self._snapshots_due: dict[Decider, None] = {}
         self._snapshot_not_before_seconds = 0.0
         self._retention_at_seconds = 0.0
+        self._lag_seconds_max = lag_seconds_max
         self._lag_records: int | None = None
+        self._goal: tuple[dict[Position, int], float] | None = None
+        """Ends of the log that were not reached when last looked, and when they were first seen."""
         now = time.monotonic()
         self._kafka_answered_at_seconds = self._database_answered_at_seconds = self._progress_at_seconds = now
 
@@ -243,8 +247,8 @@ class Projector:
                 self._snapshots_due.update(dict.fromkeys(due))
                 now = time.time_ns() // 1000
                 for at in decided_at:
-                    LAG_SECONDS.observe(max(0, now - at) / 1e6)
-                DECISIONS_APPLIED.inc(len(decided_at))
+                    metrics.LAG_SECONDS.observe(max(0, now - at) / 1e6)
+                metrics.DECISIONS_APPLIED.inc(len(decided_at))
                 self._progress_at_seconds = time.monotonic()
             case Moved(positions):
                 log.warning(
@@ -306,7 +310,11 @@ class Projector:
                             ends = await reader.ends()
                         if reader.positions:
                             self._lag_records = await reader.remaining(ends)
-                            LAG_RECORDS.set(self._lag_records)
+                            metrics.LAG_RECORDS.set(self._lag_records)
+                            if not self._lag_records:
+                                self._goal = None
+                            elif self._goal is None or not await reader.remaining(self._goal[0]):
+                                self._goal = ends, time.monotonic()
                         self._kafka_answered_at_seconds = time.monotonic()
                 if not self._lag_records:
                     self._progress_at_seconds = time.monotonic()
@@ -337,6 +345,8 @@ class Projector:
                 reasons.append(f"{name} has not answered for {now - answered_at:.0f} s")
         if now - self._progress_at_seconds > STANDSTILL_SECONDS_MAX:
             reasons.append(f"nothing was applied for {now - self._progress_at_seconds:.0f} s")
+        if self._goal is not None and now - self._goal[1] > self._lag_seconds_max:
+            reasons.append(f"{now - self._goal[1]:.0f} s behind the log, {self._lag_records} records")
         return reasons
 
     def status(self) -> dict[str, Any]:
@@ -360,7 +370,7 @@ class Projector:
             [
                 web.get("/healthz", self._answer_health),
                 web.get("/readyz", self._answer_ready),
-                web.get("/metrics", _answer_metrics),
+                web.get("/metrics", self._answer_metrics),
             ]
         )
         runner = web.AppRunner(site, access_log=None)
@@ -379,9 +389,9 @@ class Projector:
             {"ready": not reasons, "reasons": reasons, **self.status()}, status=503 if reasons else 200
         )
 
-
-async def _answer_metrics(_request: web.Request) -> web.Response:
-    return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def _answer_metrics(self, _request: web.Request) -> web.Response:
+        body = metrics.as_text(is_ready=not self.why_not_ready())
+        return web.Response(body=body, headers={"Content-Type": metrics.CONTENT_TYPE})
 
 
 def _of_topic(positions: Mapping[Position, int], wanted: str) -> dict[str, int]:

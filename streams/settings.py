@@ -163,6 +163,12 @@ class Settings(BaseSettings):
         le=65_535,
         description="a port for the projector's /readyz and /metrics on 127.0.0.1; 0: a free one",
     )
+    projection_lag_seconds_max: float = Field(
+        default=5.0,
+        ge=1.0,
+        le=3600.0,
+        description="seconds from 1 to 3600: /readyz turns bad when PostgreSQL is further behind the log",
+    )
     jwt_secret: Secret | None = Field(
         default=None,
         description=f"at least {SECRET_BYTES_MIN} random bytes, no word and nothing from a manual: signs tokens",

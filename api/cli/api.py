@@ -19,6 +19,7 @@ from api.cli.worker import log_as_json
 from api.http.app import create_app
 from api.http.auth import Authentication
 from api.http.live import Live
+from api.http.readiness import Bounds
 from streams.settings import load_settings
 
 LOCAL: Final = "127.0.0.1"
@@ -62,6 +63,7 @@ def api(
         authentication,
         hosts=settings.names("api_hosts"),
         origins=settings.names("cors_origins"),
+        bounds=Bounds(settings.session_timeout_seconds, settings.projection_lag_seconds_max),
     )
     config = uvicorn.Config(
         app,

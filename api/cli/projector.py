@@ -45,5 +45,6 @@ def projector(
         settings.partitions,
         settings.text_days,
         settings.projector_port if port is None else port,
+        lag_seconds_max=settings.projection_lag_seconds_max,
     )
     raise typer.Exit(asyncio.run(running.run()))

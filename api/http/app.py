@@ -10,21 +10,21 @@ import logging
 from collections.abc import AsyncIterator, Collection, Coroutine
 from contextlib import asynccontextmanager
 from importlib import resources
+from typing import Final
 
 import structlog
 from fastapi import Depends, FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-from api.http import problems
+from api.http import metrics, problems
 from api.http.auth import Authentication
 from api.http.database import Database, ProjectionBehind
 from api.http.decisions import Log
 from api.http.envelope import Envelope
 from api.http.intake import Intake
 from api.http.live import Live
-from api.http.metrics import answer_metrics
-from api.http.readiness import Readiness
+from api.http.readiness import Bounds, Readiness
 from api.http.rights import require_right
 from api.http.routes import agents, conversations, events, public, triggers
 from api.http.routes.parameters import Service, ServiceOf
@@ -40,6 +40,9 @@ PAGE_HEADERS = {
 PAGE_FILES = {"dashboard.css": "text/css", "dashboard.js": "text/javascript"}
 
 
+_USUAL: Final = Bounds()
+
+
 def create_app(
     bootstrap: str,
     partitions: int,
@@ -48,6 +51,7 @@ def create_app(
     *,
     hosts: Collection[str] = (),
     origins: Collection[str] = (),
+    bounds: Bounds = _USUAL,
 ) -> FastAPI:
     """The API on this Kafka and this database.
 
@@ -68,7 +72,7 @@ def create_app(
         log=service_log,
         live=Live(bootstrap, partitions, service_log),
         writes=Writes(service_log, database),
-        readiness=Readiness(bootstrap, partitions, database),
+        readiness=Readiness(bootstrap, partitions, database, bounds),
         authentication=authentication,
     )
     app.add_middleware(Intake, hosts=hosts)
@@ -87,7 +91,7 @@ def create_app(
         app.include_router(router)
     app.add_api_route("/healthz", _health, methods=["GET"], tags=["operation"])
     app.add_api_route("/readyz", _ready, methods=["GET"], tags=["operation"])
-    app.add_api_route("/metrics", answer_metrics, methods=["GET"], tags=["operation"])
+    app.add_api_route("/metrics", _metrics, methods=["GET"], tags=["operation"])
     app.add_api_route("/", _page, methods=["GET"], include_in_schema=False)
     app.add_api_route("/dashboard/{name}", _page_file, methods=["GET"], include_in_schema=False)
     return app
@@ -139,6 +143,10 @@ async def _health(request: Request) -> JSONResponse:
 async def _ready(service: ServiceOf) -> JSONResponse:
     report = service.readiness.report()
     return JSONResponse(report, status_code=200 if report["ready"] else 503)
+
+
+async def _metrics(service: ServiceOf) -> Response:
+    return metrics.answer(service.readiness.report())
 
 
 async def _page() -> HTMLResponse:

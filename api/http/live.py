@@ -20,28 +20,25 @@ A stream ends with an event ``end`` that says why: ``slow_client``, ``token_expi
 """
 
 import asyncio
-import base64
-import binascii
 import json
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
-from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka import ConsumerRecord
 from aiokafka.errors import KafkaError
 from fastapi.responses import StreamingResponse
 from fastapi.sse import format_sse_event
 from starlette.types import Send
 
 from api.http.decisions import Log
+from api.http.live_log import LOGS, LogVector, Recent, Slice, Wanted, entry_of
 from api.http.metrics import LIVE_CLIENTS, LIVE_ENDS, LIVE_EVENTS, LIVE_SLICES
-from api.http.patience import stop, within
+from api.http.patience import within
 from api.http.problems import Problem, invalid, unavailable
-from streams import DECISIONS, SITE_DECISIONS
 
 COMMENT_SECONDS: Final = 15.0
 RETRY_MILLISECONDS: Final = 2_000
@@ -51,19 +48,13 @@ PENDING_EVENTS_MAX: Final = 4_000
 PENDING_BYTES_MAX: Final = 4 * 1024 * 1024
 """Of one client that doesn't read. The bytes are shared with all others that get the same event."""
 CHUNK_BYTES: Final = 64 * 1024
-RECENT_RECORDS_MAX: Final = 10_000
-RECENT_BYTES_MAX: Final = 8 * 1024 * 1024
 WOKEN_AT_ONCE: Final = 32
 CATCHING_UP_MAX: Final = 2
-SLICE_RECORDS_MAX: Final = 5_000
-SLICE_BYTES_MAX: Final = 1024 * 1024
 CATCH_UP_RECORDS_PER_SECOND: Final = 20_000
 """Of each that is read for: together at most a part of what this process can do."""
-FETCH_RECORDS_MAX: Final = 500
 SLICE_SECONDS_MAX: Final = 10.0
 REACH_SECONDS_MAX: Final = 2.0
 
-_LOGS: Final = (DECISIONS.name, SITE_DECISIONS.name)
 _WORDS: Final[Mapping[str, str]] = {
     "slow_client": "More decisions came than you read. Come back with your last id: nothing is skipped.",
     "token_expired": "Your token has ended. Come back with a new one and your last id.",
@@ -74,95 +65,6 @@ _WORDS: Final[Mapping[str, str]] = {
 _NOBODY: Final[frozenset["_Client"]] = frozenset()
 
 log = structlog.get_logger()
-
-
-class LogVector:
-    """The next offset in every partition of both logs, and its form as an id, which is opaque to clients."""
-
-    __slots__ = ("_texts", "offsets")
-
-    def __init__(self, offsets: Iterable[int]) -> None:
-        self.offsets = list(offsets)
-        self._texts = [format(offset, "x") for offset in self.offsets]
-
-    @classmethod
-    def of(cls, read_to: Mapping[TopicPartition, int], partitions: int) -> "LogVector":
-        return cls(read_to.get(TopicPartition(topic, number), 0) for topic in _LOGS for number in range(partitions))
-
-    @classmethod
-    def read(cls, token: str, partitions: int) -> "LogVector":
-        """What ``token`` gave. ValueError if it is none of ours."""
-        try:
-            text = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True).decode("ascii")
-            version, _, texts = text.partition(":")
-            offsets = [int(offset, 16) for offset in texts.split(",")]
-        except (binascii.Error, UnicodeError, ValueError):
-            raise ValueError("is no id of an event") from None
-        vector = cls(offsets)
-        if version != "1" or len(offsets) != len(_LOGS) * partitions or vector.token() != token:
-            raise ValueError("is no id of an event of this deployment")
-        return vector
-
-    def move(self, index: int, offset: int) -> None:
-        self.offsets[index] = offset
-        self._texts[index] = format(offset, "x")
-
-    def copy(self) -> "LogVector":
-        return LogVector(self.offsets)
-
-    def covers(self, other: "LogVector") -> bool:
-        """Whether everything before ``other`` is before this."""
-        return all(here >= there for here, there in zip(self.offsets, other.offsets, strict=True))
-
-    def token(self) -> str:
-        return base64.urlsafe_b64encode(b"1:" + ",".join(self._texts).encode()).decode().rstrip("=")
-
-
-class _Entry(NamedTuple):
-    """A record of the log. ``part``: the index of its partition in vectors; ``agent_id``: None for one of a site."""
-
-    part: int
-    offset: int
-    agent_id: str | None
-    value: str
-
-    def encoded(self, id: str) -> bytes:
-        name = "decision" if self.agent_id is not None else "site_decision"
-        return format_sse_event(event=name, data_str=self.value, id=id)
-
-
-class _Recent:
-    """The newest records, bounded in number and bytes."""
-
-    def __init__(self, begins: LogVector) -> None:
-        self._entries: deque[_Entry] = deque()
-        self._bytes = 0
-        self._begins = begins
-        """Everything from here on is kept."""
-
-    def append(self, entry: _Entry) -> None:
-        self._entries.append(entry)
-        self._bytes += len(entry.value)
-        while len(self._entries) > RECENT_RECORDS_MAX or self._bytes > RECENT_BYTES_MAX:
-            oldest = self._entries.popleft()
-            self._bytes -= len(oldest.value)
-            self._begins.move(oldest.part, oldest.offset + 1)
-
-    def since(self, where: LogVector) -> list[_Entry] | None:
-        """What came after ``where``, in order; None if not all of it is kept."""
-        if not where.covers(self._begins):
-            return None
-        return [entry for entry in self._entries if entry.offset >= where.offsets[entry.part]]
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a client gets: the decisions of these agents; None: of all agents and sites."""
-
-    agents: frozenset[str] | None
-
-    def has(self, entry: _Entry) -> bool:
-        return self.agents is None or entry.agent_id in self.agents
 
 
 class _Client:
@@ -222,8 +124,8 @@ class LiveResponse(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(events, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+    def __init__(self, events: AsyncGenerator[bytes, None], status_code: int = 200) -> None:
+        super().__init__(events, status_code, {"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         self._events = events
 
     async def stream_response(self, send: Send) -> None:
@@ -241,7 +143,7 @@ class Live:
         self._reader = reader
         reader.listen(self._take)
         self._tail: LogVector | None = None
-        self._recent: _Recent
+        self._recent: Recent
         self._clients: set[_Client] = set()
         self._of_everything: set[_Client] = set()
         self._of_agent: defaultdict[str, set[_Client]] = defaultdict(set)
@@ -262,7 +164,7 @@ class Live:
         index = self._index(record.topic, record.partition)
         tail.move(index, record.offset + 1)
         self._moved.set()
-        entry = _entry(index, record)
+        entry = entry_of(index, record)
         self._recent.append(entry)
         some = self._of_agent.get(entry.agent_id, _NOBODY) if entry.agent_id is not None else _NOBODY
         if not (self._of_everything or some):
@@ -278,11 +180,11 @@ class Live:
         """How far the log was read; None as long as nobody knows where it ends."""
         if self._tail is None and (read_to := self._reader.read_to):
             self._tail = LogVector.of(read_to, self._partitions)
-            self._recent = _Recent(self._tail.copy())
+            self._recent = Recent(self._tail.copy())
         return self._tail
 
     def _index(self, topic: str, partition: int) -> int:
-        return _LOGS.index(topic) * self._partitions + partition
+        return LOGS.index(topic) * self._partitions + partition
 
     def _wake_soon(self, client: _Client) -> None:
         if client.is_to_be_woken:
@@ -445,69 +347,10 @@ class Live:
             target = self._tail.copy()
             loop = asyncio.get_running_loop()
             began_seconds = loop.time()
-            slice_ = _Slice(self._bootstrap, self._partitions, wanted, where, target)
+            slice_ = Slice(self._bootstrap, self._partitions, wanted, where, target)
             await within(SLICE_SECONDS_MAX, slice_.read())
             await asyncio.sleep(began_seconds + slice_.records_count / CATCH_UP_RECORDS_PER_SECOND - loop.time())
         return where, slice_.events
-
-
-class _Slice:
-    """Part of the log between ``where`` and ``target``; reading it moves ``where``."""
-
-    def __init__(self, bootstrap: str, partitions: int, wanted: Wanted, where: LogVector, target: LogVector) -> None:
-        self.events: list[bytes] = []
-        self.records_count = 0
-        self._bytes = 0
-        self._bootstrap = bootstrap
-        self._wanted = wanted
-        self._where = where
-        self._target = target
-        sources = (TopicPartition(topic, number) for topic in _LOGS for number in range(partitions))
-        self._left = {source: index for index, source in enumerate(sources) if not self._is_reached(index)}
-
-    def _is_reached(self, index: int) -> bool:
-        return self._where.offsets[index] >= self._target.offsets[index]
-
-    async def read(self) -> None:
-        consumer = AIOKafkaConsumer(
-            bootstrap_servers=self._bootstrap,
-            isolation_level="read_committed",
-            enable_auto_commit=False,
-            auto_offset_reset="none",
-            fetch_max_wait_ms=250,
-            max_partition_fetch_bytes=SLICE_BYTES_MAX,
-        )
-        try:
-            await consumer.start()
-            consumer.assign(list(self._left))
-            for source, index in self._left.items():
-                consumer.seek(source, self._where.offsets[index])
-            while self._left and self.records_count < SLICE_RECORDS_MAX and self._bytes < SLICE_BYTES_MAX:
-                fetched = await consumer.getmany(*self._left, timeout_ms=250, max_records=FETCH_RECORDS_MAX)
-                for source, index in list(self._left.items()):
-                    self._take(index, fetched.get(source, ()))
-                    read_to = min(await consumer.position(source), self._target.offsets[index])
-                    self._where.move(index, max(read_to, self._where.offsets[index]))  # over markers
-                    if self._is_reached(index):
-                        del self._left[source]
-        finally:
-            await stop(consumer)
-
-    def _take(self, index: int, records: Iterable[ConsumerRecord]) -> None:
-        for record in records:
-            if record.offset >= self._target.offsets[index]:
-                return
-            self._where.move(index, record.offset + 1)
-            self.records_count += 1
-            entry = _entry(index, record)
-            if self._wanted.has(entry):
-                self.events.append(entry.encoded(self._where.token()))
-                self._bytes += len(self.events[-1])
-
-
-def _entry(index: int, record: ConsumerRecord) -> _Entry:
-    agent_id = record.key.decode() if record.topic == DECISIONS.name else None
-    return _Entry(index, record.offset, agent_id, record.value.decode())
 
 
 def _comment(where: LogVector) -> bytes:

@@ -1,6 +1,7 @@
 """What the API tells Prometheus. No label holds an id: addresses are those that are declared."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from fastapi import Response
 from prometheus_client import (
@@ -40,6 +41,16 @@ LIVE_SLICES = Counter(
     "berth_live_slices", "Parts of the log that were read from Kafka for clients that came back.", registry=API_METRICS
 )
 
+READY = Gauge("berth_ready", "Whether Berth as a whole does its work, as /readyz says.", registry=API_METRICS)
+PARTITIONS_NOT_RUNNING = Gauge(
+    "berth_partitions_not_running", "Partitions that no worker decides for now.", registry=API_METRICS
+)
+PROJECTION_BEHIND_SECONDS = Gauge(
+    "berth_projection_behind_seconds",
+    "For how long PostgreSQL has lacked something that is committed.",
+    registry=API_METRICS,
+)
+
 LIVE_ROUTE: Final = "/api/events"
 UNKNOWN_ROUTE: Final = "(none)"
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -54,6 +65,9 @@ def count_request(method: str, route: str | None, status: int, seconds: float) -
         REQUEST_SECONDS.labels(method, route).observe(seconds)
 
 
-async def answer_metrics() -> Response:
-    """Numbers of this process, as Prometheus reads them."""
+def answer(readiness: Mapping[str, Any]) -> Response:
+    """Numbers of this process, and of what ``/readyz`` reports, as Prometheus reads them."""
+    READY.set(readiness["ready"])
+    PARTITIONS_NOT_RUNNING.set(sum(said["state"] != "running" for said in readiness["partitions"].values()))
+    PROJECTION_BEHIND_SECONDS.set(readiness["projection"]["lag_seconds"])
     return Response(generate_latest(API_METRICS), headers={"Content-Type": CONTENT_TYPE_LATEST})

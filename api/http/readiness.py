@@ -2,7 +2,7 @@
 
 The stream workers say once a second in berth.workers how their partitions are; this process reads that topic, asks
 Kafka where the log ends, and compares with how far the projection is. What is silent for longer than a worker may be
-(its session) counts as gone, so the answer is true within 10 s. A partition that stands still is named with its
+(its session) counts as gone, so the answer is true within that and 4 s. A partition that stands still is named with its
 position, and a projection that is behind with what it would apply next.
 """
 
@@ -23,10 +23,8 @@ from streams import DECISIONS, WORKERS
 
 PROBE_SECONDS: Final = 1.0
 ASK_SECONDS_MAX: Final = 3.0
-SILENCE_SECONDS_MAX: Final = 6.0
-"""Kafka, the database or a worker that has said nothing for this long is away."""
-STANDSTILL_SECONDS_MAX: Final = 8.0
-PROJECTION_LAG_SECONDS_MAX: Final = 5.0
+SILENCE_SECONDS_MIN: Final = 3.0
+"""A worker speaks once a second, and may be late."""
 WORKER_FORGOTTEN_SECONDS: Final = 600.0
 MARKER_RECORDS: Final = 1
 """The end of the log lies behind the marker of the last transaction, which is nothing to apply."""
@@ -52,6 +50,21 @@ class _Waits:
     since_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How long something may be wrong before it counts."""
+
+    session_timeout_seconds: float = 6.0
+    """Of the workers' group: after it a silent worker's partitions go to others."""
+    projection_lag_seconds_max: float = 5.0
+
+    @property
+    def silence_seconds_max(self) -> float:
+        """Kafka, the database or a worker that has said nothing for this long is away; a partition that has something
+        to read and doesn't get on for this long stands still."""
+        return max(SILENCE_SECONDS_MIN, self.session_timeout_seconds)
+
+
 @dataclass(slots=True)
 class Readiness:
     """What is known of the rest of Berth. ``run`` keeps it."""
@@ -59,6 +72,7 @@ class Readiness:
     bootstrap: str
     partitions: int
     database: Database
+    bounds: Bounds = field(default_factory=Bounds)
     _kafka_answered_at_seconds: float | None = None
     _kafka_error: str | None = None
     _workers: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -175,7 +189,7 @@ class Readiness:
         claims = [
             (said["at"], worker_id, said["partitions"][str(number)])
             for worker_id, said in self._workers.items()
-            if str(number) in said["partitions"] and _age_seconds(said["at"]) <= SILENCE_SECONDS_MAX
+            if str(number) in said["partitions"] and _age_seconds(said["at"]) <= self.bounds.silence_seconds_max
         ]
         if not claims:
             return {"state": "unowned", "worker_id": None, "lag": None, "last_progress_at": None, "stopped_at": None}
@@ -184,7 +198,7 @@ class Readiness:
 
     def _of_kafka(self) -> list[str]:
         away = _ago(self._kafka_answered_at_seconds)
-        if away is not None and away <= SILENCE_SECONDS_MAX and self._kafka_error is None:
+        if away is not None and away <= self.bounds.silence_seconds_max and self._kafka_error is None:
             return []
         why = f": {self._kafka_error}" if self._kafka_error else ""
         return [f"Kafka has not answered{'' if away is None else f' for {away:.0f} s'}{why}"]
@@ -199,13 +213,13 @@ class Readiness:
         if said["state"] != "running":
             return [f"partition {number} is {said['state']}"]
         waits = self._waits.get(str(number))
-        if waits is not None and _now() - waits.since_seconds > STANDSTILL_SECONDS_MAX:
+        if waits is not None and _now() - waits.since_seconds > self.bounds.silence_seconds_max:
             return [f"partition {number} has {said['lag']} records to read and makes no progress"]
         return []
 
     def _of_database(self) -> list[str]:
         away = _ago(self.database.answered_at_seconds)
-        if away is not None and away <= SILENCE_SECONDS_MAX and self.database.error is None:
+        if away is not None and away <= self.bounds.silence_seconds_max and self.database.error is None:
             return []
         return [f"the database has not answered{'' if away is None else f' for {away:.0f} s'}"]
 
@@ -215,7 +229,7 @@ class Readiness:
             f"it would apply {DECISIONS.name} partition {number} "
             f"offset {self.database.next_offsets.get(number, 0)} next"
             for number, behind in sorted(self._behind.items())
-            if _now() - behind.since_seconds > PROJECTION_LAG_SECONDS_MAX
+            if _now() - behind.since_seconds > self.bounds.projection_lag_seconds_max
         ]
 
 

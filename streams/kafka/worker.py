@@ -58,6 +58,7 @@ EXIT_SETUP: Final = 78
 
 REPORT_SECONDS: Final = 1.0
 ASK_SECONDS_MAX: Final = 5.0
+SILENCE_SECONDS_MIN: Final = 3.0
 KAFKA_AWAY_SECONDS_MAX: Final = 60.0
 STANDSTILL_SECONDS_MAX: Final = 30.0
 STOP_SECONDS_MAX: Final = 8.0
@@ -290,9 +291,14 @@ class Worker:
             waited = edge.monotonic_seconds() - self.membership.unassigned_since_seconds
             if waited > self._settings.session_timeout_seconds:
                 reasons.append(f"without an assignment for {waited:.0f} s")
-        away = edge.monotonic_seconds() - self._kafka_answered_at_seconds
-        if away > ASK_SECONDS_MAX + REPORT_SECONDS:
+        now = edge.monotonic_seconds()
+        away = now - self._kafka_answered_at_seconds
+        silence_seconds_max = max(SILENCE_SECONDS_MIN, self._settings.session_timeout_seconds)
+        if away > silence_seconds_max:
             reasons.append(f"Kafka has not answered for {away:.0f} s")
+        for number, (_, since) in sorted(self._stands_since.items()):
+            if now - since > silence_seconds_max:
+                reasons.append(f"partition {number} has {self._lags[number]} records to read and makes no progress")
         for number, ownership in sorted(self.membership.owned.items()):
             stopped = ownership.stopped_at
             if stopped is not None:

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from api.http.live import LogVector
+from api.http.live_log import LogVector
 from streams import DECISIONS, SITE_DECISIONS, TRIGGERS
 from streams.codec import partition_of
 from tests.integration.events import Json, Listener, decisions_by_key

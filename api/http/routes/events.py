@@ -4,7 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
 
-from api.http.live import LiveResponse, Wanted
+from api.http.live import LiveResponse
+from api.http.live_log import Wanted
 from api.http.rights import CallerOf, require_access
 from api.http.routes.parameters import ServiceOf
 from streams.rules.messages import Id
