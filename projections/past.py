@@ -1,51 +1,175 @@
-"""Agents as they were, read from the tables: the newest snapshot before, and the decisions since (at most 1,000).
+"""Agents and sites as they were, read from the tables: the newest snapshot before, and the decisions since.
 
-Reads only, in one transaction. What the projector has not applied yet is not there; ``at`` says how far an agent went.
+Reads only, and all of a question in one transaction. A cut by time is causal: a decision is never before what caused it
+(F9), and where the tables hold one partition's decisions further than another's, those are left out whose cause is not
+there yet.
 """
 
+from collections import defaultdict
 from typing import Final, NamedTuple
+
+from psycopg.rows import TupleRow
 
 from projections import snapshots
 from projections.schema import Connection
+from streams import DECISIONS, SITE_DECISIONS
+from streams.audit.logged import Decider, read
+from streams.audit.past import Past
 from streams.rules.agent.state import Agent
-from streams.rules.order import parse_instant
+from streams.rules.site.state import Site
 
 SEQ_MAX: Final = 2**53
 INSTANT_MAX: Final = 253_402_300_799_000_000
 """The last second of the year 9999."""
 
-_SNAPSHOT: Final = """
-    SELECT seq, state::text FROM agent_snapshots
-     WHERE agent_id = %(agent_id)s AND seq <= %(seq)s
-       AND decided_at <= 'epoch'::timestamptz + %(at)s * interval '1 microsecond'
+_AT: Final = "'epoch'::timestamptz + %(at)s * interval '1 microsecond'"
+_US: Final = "(extract(epoch FROM decided_at) * 1000000)::bigint"
+_SNAPSHOT_OF_AGENT: Final = f"""
+    SELECT seq, state::text, {_US} FROM agent_snapshots
+     WHERE agent_id = %(id)s AND seq <= %(seq)s AND decided_at <= {_AT}
      ORDER BY seq DESC LIMIT 1
-"""
-_DECISIONS: Final = """
-    SELECT record::text, record->>'at' FROM decisions
-     WHERE agent_id = %(agent_id)s AND seq > %(after)s AND seq <= %(seq)s
-       AND decided_at <= 'epoch'::timestamptz + %(at)s * interval '1 microsecond'
+"""  # noqa: S608 - constants only
+_DECISIONS_OF_AGENT: Final = f"""
+    SELECT record::text, {_US} FROM decisions
+     WHERE agent_id = %(id)s AND seq > %(after)s AND seq <= %(seq)s AND decided_at <= {_AT}
      ORDER BY seq
-"""
+"""  # noqa: S608
+_SNAPSHOT_OF_SITE: Final = f"""
+    SELECT seq, state::text, {_US} FROM site_snapshots
+     WHERE site = %(id)s AND seq <= %(seq)s AND decided_at <= {_AT}
+     ORDER BY seq DESC LIMIT 1
+"""  # noqa: S608
+_DECISIONS_OF_SITE: Final = f"""
+    SELECT record::text, {_US} FROM site_decisions
+     WHERE site = %(id)s AND seq > %(after)s AND seq <= %(seq)s AND decided_at <= {_AT}
+     ORDER BY seq
+"""  # noqa: S608
 
 
-class AgentPast(NamedTuple):
-    """``at``: the instant of the newest decision folded since the snapshot, microseconds; None: there is none since."""
+class PastThen(NamedTuple):
+    """``at``: of the newest decision in it, microseconds, 0: none. ``left_out``: decisions without their causes."""
 
-    agent: Agent
-    at: int | None
-    decisions: int
+    past: Past
+    at: int
+    left_out: int
 
 
-def agent_past(connection: Connection, agent_id: str, seq: int = SEQ_MAX, at: int = INSTANT_MAX) -> AgentPast:
-    """The agent after its decision ``seq``, or after the last one up to instant ``at``; row.seq 0: it had none yet.
+class _Stored(NamedTuple):
+    """What the tables hold of one decider up to the cut."""
 
-    Raises psycopg.Error. AssertionError or KeyError: the tables hold decisions that don't fit one another.
+    state: str | None
+    seq: int
+    """Of the snapshot."""
+    snapshot_at: int
+    decisions: list[str]
+    instants: list[int]
+
+    @property
+    def at(self) -> int:
+        return self.instants[-1] if self.instants else self.snapshot_at
+
+
+def agent_past(connection: Connection, agent_id: str, seq: int = SEQ_MAX, at: int = INSTANT_MAX) -> PastThen:
+    """One agent after its decision ``seq``, or after the last one up to an instant, with the sites at which it waits.
+
+    No agent in it: it had no decision by then. Raises psycopg.Error. AssertionError, KeyError: the tables are damaged.
     """
     with connection.transaction():
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        about = {"agent_id": agent_id, "seq": min(seq, SEQ_MAX), "at": min(at, INSTANT_MAX)}
-        found = connection.execute(_SNAPSHOT, about).fetchone()
-        after, state = found if found is not None else (0, None)
-        since = connection.execute(_DECISIONS, {**about, "after": after}).fetchall()
-    agent = snapshots.fold(snapshots.read(agent_id, state), [record for record, _ in since])
-    return AgentPast(agent, parse_instant(since[-1][1]) if since else None, agent.row.seq)
+        _read_only(connection)
+        stored = _stored(connection, Decider("agent", agent_id), seq, at)
+        past = Past()
+        if stored.at == 0:
+            return PastThen(past, 0, 0)
+        agent = past.agents[agent_id] = _agent(agent_id, stored)
+        moment = at if seq == SEQ_MAX else stored.at
+        for site_id in sorted({agent.triggers[trigger_id].site_id or "" for _, trigger_id in agent.claimed}):
+            at_site = _stored(connection, Decider("site", site_id), SEQ_MAX, moment)
+            if at_site.at:
+                past.sites[site_id] = _site(site_id, at_site)
+    past.decisions = agent.row.seq
+    past.at = stored.at
+    return PastThen(past, stored.at, 0)
+
+
+def everything_past(connection: Connection, at: int = INSTANT_MAX) -> PastThen:
+    """All agents and sites after the last decisions up to an instant. Raises as ``agent_past``."""
+    stored: dict[Decider, _Stored] = {}
+    with connection.transaction():
+        _read_only(connection)
+        for (agent_id,) in connection.execute("SELECT agent_id FROM agents ORDER BY agent_id").fetchall():
+            stored[Decider("agent", agent_id)] = _stored(connection, Decider("agent", agent_id), SEQ_MAX, at)
+        for (site_id,) in connection.execute("SELECT site FROM sites ORDER BY site").fetchall():
+            stored[Decider("site", site_id)] = _stored(connection, Decider("site", site_id), SEQ_MAX, at)
+    kept = _causal(stored)
+    past = Past()
+    newest = 0
+    for decider, one in kept.items():
+        if decider.kind == "agent" and one.at:
+            past.agents[decider.id] = _agent(decider.id, one)
+        elif one.at:
+            past.sites[decider.id] = _site(decider.id, one)
+        past.decisions += one.seq + len(one.decisions)
+        newest = max(newest, one.at)
+    past.at = newest
+    left_out = sum(len(stored[decider].decisions) - len(one.decisions) for decider, one in kept.items())
+    return PastThen(past, newest, left_out)
+
+
+def _read_only(connection: Connection) -> None:
+    connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+
+
+def _stored(connection: Connection, decider: Decider, seq: int, at: int) -> _Stored:
+    is_agent = decider.kind == "agent"
+    about = {"id": decider.id, "seq": min(seq, SEQ_MAX), "at": min(at, INSTANT_MAX)}
+    found: TupleRow | None = connection.execute(
+        (_SNAPSHOT_OF_AGENT if is_agent else _SNAPSHOT_OF_SITE).encode(), about
+    ).fetchone()
+    after, state, newest = found if found is not None else (0, None, 0)
+    since = connection.execute(
+        (_DECISIONS_OF_AGENT if is_agent else _DECISIONS_OF_SITE).encode(), {**about, "after": after}
+    ).fetchall()
+    return _Stored(state, after, newest, [record for record, _ in since], [instant for _, instant in since])
+
+
+def _agent(agent_id: str, stored: _Stored) -> Agent:
+    return snapshots.fold(snapshots.read(agent_id, stored.state), stored.decisions)
+
+
+def _site(site_id: str, stored: _Stored) -> Site:
+    """Written and read again: which claims stand behind an open gate is seen when they are read."""
+    folded = snapshots.fold_site(snapshots.read_site(site_id, stored.state), stored.decisions)
+    return snapshots.read_site(site_id, snapshots.write_site(folded))
+
+
+def _causal(stored: dict[Decider, _Stored]) -> dict[Decider, _Stored]:
+    """The same without decisions, from each decider's end, whose cause is not in it."""
+    causes = {decider: _causes(decider, one) for decider, one in stored.items()}
+    last: dict[Decider, int] = defaultdict(int)
+    last |= {decider: one.seq + len(one.decisions) for decider, one in stored.items()}
+    is_settled = False
+    while not is_settled:
+        is_settled = True
+        for decider, one in stored.items():
+            for seq, sender, needed in causes[decider]:
+                if seq <= last[decider] and last[sender] < needed:
+                    last[decider] = max(one.seq, seq - 1)
+                    is_settled = False
+                    break
+    return {
+        decider: one._replace(
+            decisions=one.decisions[: last[decider] - one.seq], instants=one.instants[: last[decider] - one.seq]
+        )
+        for decider, one in stored.items()
+    }
+
+
+def _causes(decider: Decider, stored: _Stored) -> list[tuple[int, Decider, int]]:
+    """(seq, who sent what caused it, that decision's seq) of the decisions that a message caused."""
+    topic = DECISIONS.name if decider.kind == "agent" else SITE_DECISIONS.name
+    found = []
+    for record in stored.decisions:
+        logged = read(topic, 0, 0, record.encode())
+        if logged.cause is not None:
+            found.append((logged.decision.seq, *logged.cause))
+    return found

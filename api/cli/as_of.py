@@ -11,7 +11,7 @@ from rich.table import Table
 from api.cli.command_failed import CommandFailed
 from api.cli.log_reading import KEPT, decisions, decisions_of, instant
 from projections import schema
-from projections.past import INSTANT_MAX, SEQ_MAX, agent_past
+from projections.past import INSTANT_MAX, SEQ_MAX, agent_past, everything_past
 from streams.audit.as_of import AgentThen, AsOf, ClaimThen, SiteThen, agent_then, as_json, everything
 from streams.audit.causes import Cause, Holder
 from streams.audit.past import Past
@@ -32,17 +32,16 @@ def as_of(
 ) -> None:
     """Show what agents and sites looked like: who ran, who waited and why, who held which folder. Changes nothing.
 
-    One agent is read from the tables: a snapshot and the decisions since. All agents and sites at a time are read from
-    the log in Kafka, where every decision comes with what caused it: what one agent shows was caused by nothing that
-    another one doesn't show yet.
+    From the tables: snapshots and the decisions since; or with --from-log from Kafka alone. A cut by time is causal:
+    what one agent or site shows was caused by nothing that another one doesn't show yet.
     """
     if seq is not None and (agent is None or at is not None):
         raise typer.BadParameter("--seq is the number of a decision of one AGENT, and stands without --at")
     settings = load_settings()
     moment = INSTANT_MAX if at is None and seq is not None else instant(at or "now")
-    if agent is None:
-        found = _everything(settings, moment)
-    elif from_log:
+    if from_log and agent is None:
+        found = _everything_from_log(settings, moment)
+    elif from_log and agent is not None:
         found = _from_log(settings, agent, seq, moment)
     else:
         found = _from_tables(settings, agent, SEQ_MAX if seq is None else seq, moment)
@@ -52,7 +51,7 @@ def as_of(
         _print(found)
 
 
-def _everything(settings: Settings, at: int) -> AsOf:
+def _everything_from_log(settings: Settings, at: int) -> AsOf:
     past = Past()
     with decisions(settings, until=at) as log:
         for logged in log:
@@ -74,25 +73,35 @@ def _from_log(settings: Settings, agent_id: str, seq: int | None, at: int) -> As
                     break
                 past.fold(logged)
         at = past.at
-    if agent_id not in past.agents:
-        raise _unknown(agent_id)
-    return AsOf(at, past.decisions, (agent_then(past.agents[agent_id], at, past.sites),), ())
+    return _one(past, agent_id, at)
 
 
-def _from_tables(settings: Settings, agent_id: str, seq: int, at: int) -> AsOf:
+def _from_tables(settings: Settings, agent_id: str | None, seq: int, at: int) -> AsOf:
     try:
         with schema.connect(settings.database_address()) as connection:
-            agent, newest, count = agent_past(connection, agent_id, seq, at)
+            if agent_id is None:
+                past, _, left_out = everything_past(connection, at)
+            else:
+                past, newest, left_out = agent_past(connection, agent_id, seq, at)
+                at = at if seq == SEQ_MAX else newest
     except psycopg.Error as failed:
         raise CommandFailed(
             f"The tables can't be read: {str(failed).strip()}.",
             kept="everything; the tables were only read.",
             advice="start PostgreSQL and the projector (berth up), or read the log alone: --from-log.",
         ) from failed
-    if agent.row.seq == 0:
+    if left_out:
+        Console(stderr=True).print(
+            f"{left_out:,} decisions are left out: the projector has not applied what caused them yet", style="yellow"
+        )
+    return everything(past, at) if agent_id is None else _one(past, agent_id, at)
+
+
+def _one(past: Past, agent_id: str, at: int) -> AsOf:
+    agent = past.agents.get(agent_id)
+    if agent is None:
         raise _unknown(agent_id)
-    moment = at if at < INSTANT_MAX else newest or 0
-    return AsOf(moment, count, (agent_then(agent, moment, {}),), ())
+    return AsOf(at, agent.row.seq, (agent_then(agent, at, past.sites),), ())
 
 
 def _unknown(agent_id: str) -> CommandFailed:

@@ -4,6 +4,7 @@ Read from a fold (past.py, or a snapshot of the projections and the decisions si
 decision folded, or a later one at which nothing had been decided since: only what waits for its time depends on it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import islice
 from typing import Any, Literal
@@ -130,7 +131,7 @@ def everything(past: Past, at: int) -> AsOf:
     )
 
 
-def agent_then(agent: Agent, at: int, sites: dict[str, Site]) -> AgentThen:
+def agent_then(agent: Agent, at: int, sites: Mapping[str, Site]) -> AgentThen:
     """One agent. ``sites``: those that are known; a claim at another is shown as it stood in the agent's log."""
     limit = agent.limit
     return AgentThen(
@@ -177,7 +178,7 @@ def _slot(row: TriggerRow) -> SlotThen:
     )
 
 
-def _waiting(agent: Agent, position: int, row: TriggerRow, at: int, sites: dict[str, Site]) -> WaitingThen:
+def _waiting(agent: Agent, position: int, row: TriggerRow, at: int, sites: Mapping[str, Site]) -> WaitingThen:
     site = sites.get(row.site_id) if row.site_id is not None else None
     return WaitingThen(
         position,
