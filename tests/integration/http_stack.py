@@ -37,6 +37,7 @@ class Stack:
     projector: WorkerProcess | None = None
     apis: list[WorkerProcess] = field(default_factory=list)
     clients: list[httpx.AsyncClient] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
     _further_clients: list[httpx.AsyncClient] = field(default_factory=list)
 
     @property
@@ -58,7 +59,8 @@ class Stack:
                 "BERTH_DATABASE_URL": self.database_url,
                 "BERTH_JWT_SECRET": SECRET,
                 "BERTH_DATA_DIRECTORY": str(self.postgres.directory.parent / f"data-{uuid4().hex}"),
-            },
+            }
+            | self.environment,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=2**20,
@@ -168,12 +170,14 @@ class Stack:
 
 
 @asynccontextmanager
-async def stack(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, apis: int = 1) -> AsyncIterator[Stack]:
+async def stack(
+    kafka: EmbeddedKafka, postgres: EmbeddedPostgres, apis: int = 1, **environment: str
+) -> AsyncIterator[Stack]:
     """All of it, ready, on a database of its own; everything that was started ends with the block."""
     name = f"berth_{uuid4().hex}"
     with psycopg.connect(postgres.url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")
-    running = Stack(kafka, postgres, postgres.url.rpartition("/")[0] + f"/{name}")
+    running = Stack(kafka, postgres, postgres.url.rpartition("/")[0] + f"/{name}", environment=environment)
     try:
         await asyncio.gather(running.start_worker(), running.start_projector())
         for _ in range(apis):

@@ -1,0 +1,23 @@
+"""A worker whose transactions never end in the partition in which somebody asks for a trigger called ``stuck``."""
+
+import asyncio
+import sys
+
+from streams.kafka import commit, ownership
+from streams.kafka.worker import run_worker
+from streams.partition import Changes
+from streams.settings import load_settings
+from tests.integration.counting_worker import log_as_json
+
+
+class StuckWriter(commit.Writer):
+    async def commit(self, changes: Changes, now_us: int) -> None:
+        if any(b'"stuck"' in (output.value or b"") for output in changes.outputs):
+            await asyncio.Event().wait()
+        await super().commit(changes, now_us)
+
+
+if __name__ == "__main__":
+    log_as_json()
+    vars(ownership).update(Writer=StuckWriter)
+    sys.exit(asyncio.run(run_worker(load_settings())))
