@@ -8,6 +8,7 @@ position, and a projection that is behind with what it would apply next.
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -19,7 +20,7 @@ from pydantic_core import from_json
 
 from api.http.database import Database
 from api.http.patience import stop, within
-from streams import DECISIONS, WORKERS
+from streams import DECISIONS, SITE_DECISIONS, WORKERS
 
 PROBE_SECONDS: Final = 1.0
 ASK_SECONDS_MAX: Final = 3.0
@@ -76,8 +77,9 @@ class Readiness:
     _kafka_answered_at_seconds: float | None = None
     _kafka_error: str | None = None
     _workers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _ends: dict[int, int] = field(default_factory=dict)
-    _behind: dict[int, _Behind] = field(default_factory=dict)
+    _ends: dict[TopicPartition, int] = field(default_factory=dict)
+    """Of both logs of decisions."""
+    _behind: dict[TopicPartition, _Behind] = field(default_factory=dict)
     _waits: dict[str, _Waits] = field(default_factory=dict)
 
     async def run(self) -> None:
@@ -115,12 +117,13 @@ class Readiness:
         return consumer
 
     async def _probe(self, consumer: AIOKafkaConsumer) -> None:
-        logs = [TopicPartition(DECISIONS.name, number) for number in range(self.partitions)]
+        topics = (DECISIONS.name, SITE_DECISIONS.name)
+        logs = [TopicPartition(topic, number) for topic in topics for number in range(self.partitions)]
         while True:
             ends = await within(ASK_SECONDS_MAX, consumer.end_offsets(logs))
             self._kafka_answered_at_seconds = _now()
             self._kafka_error = None
-            self._ends = {target.partition: end for target, end in ends.items()}
+            self._ends = dict(ends)
             self._compare()
             until = _now() + PROBE_SECONDS
             while (wait := until - _now()) > 0:
@@ -147,13 +150,19 @@ class Readiness:
 
     def _compare(self) -> None:
         """Since when the projection is behind what ends of the log are known."""
-        for number, end in self._ends.items():
-            applied = self.database.next_offsets.get(number, 0) + MARKER_RECORDS
-            behind = self._behind.get(number)
+        for log_partition, end in self._ends.items():
+            applied = self._next_offset(log_partition) + MARKER_RECORDS
+            behind = self._behind.get(log_partition)
             if applied >= end:
-                self._behind.pop(number, None)
+                self._behind.pop(log_partition, None)
             elif behind is None or applied >= behind.end:
-                self._behind[number] = _Behind(end, _now())
+                self._behind[log_partition] = _Behind(end, _now())
+
+    def _next_offset(self, log_partition: TopicPartition) -> int:
+        """What the projection would apply next."""
+        is_agents = log_partition.topic == DECISIONS.name
+        applied = self.database.next_offsets if is_agents else self.database.site_next_offsets
+        return applied.get(log_partition.partition, 0)
 
     # -- telling --------------------------------------------------------------------------------------------------
 
@@ -167,10 +176,7 @@ class Readiness:
             *self._of_projection(),
         ]
         since = [behind.since_seconds for behind in self._behind.values()]
-        lag = {
-            number: max(0, end - MARKER_RECORDS - self.database.next_offsets.get(number, 0))
-            for number, end in self._ends.items()
-        }
+        lag = [max(0, end - MARKER_RECORDS - self._next_offset(one)) for one, end in self._ends.items()]
         return {
             "ready": not reasons,
             "reasons": reasons,
@@ -178,9 +184,10 @@ class Readiness:
             "database": {"answered_seconds_ago": _ago(self.database.answered_at_seconds)},
             "partitions": {str(number): said for number, said in partitions.items()},
             "projection": {
-                "lag_records": sum(lag.values()),
+                "lag_records": sum(lag),
                 "lag_seconds": round(_now() - min(since), 3) if since else 0.0,
-                "next_offsets": {str(number): offset for number, offset in sorted(self.database.next_offsets.items())},
+                "next_offsets": _by_number(self.database.next_offsets),
+                "site_next_offsets": _by_number(self.database.site_next_offsets),
             },
         }
 
@@ -225,12 +232,15 @@ class Readiness:
 
     def _of_projection(self) -> list[str]:
         return [
-            f"the projection of partition {number} is {_now() - behind.since_seconds:.0f} s behind; "
-            f"it would apply {DECISIONS.name} partition {number} "
-            f"offset {self.database.next_offsets.get(number, 0)} next"
-            for number, behind in sorted(self._behind.items())
+            f"the projection of partition {one.partition} is {_now() - behind.since_seconds:.0f} s behind; "
+            f"it would apply {one.topic} partition {one.partition} offset {self._next_offset(one)} next"
+            for one, behind in sorted(self._behind.items())
             if _now() - behind.since_seconds > self.bounds.projection_lag_seconds_max
         ]
+
+
+def _by_number(offsets: Mapping[int, int]) -> dict[str, int]:
+    return {str(number): offset for number, offset in sorted(offsets.items())}
 
 
 def _now() -> float:

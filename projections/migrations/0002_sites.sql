@@ -13,28 +13,38 @@ ALTER TABLE agents
 
 UPDATE agents SET
     paused_at = CASE WHEN paused THEN (
-        SELECT max(decided_at) FROM decisions
-         WHERE decisions.agent_id = agents.agent_id AND record->'events' @> '[{"type": "agent_paused"}]') END,
+        SELECT decided_at FROM decisions
+         WHERE decisions.agent_id = agents.agent_id AND command_type = 'pause'
+           AND refusal_code IS NULL AND ignored_reason IS NULL
+         ORDER BY seq DESC LIMIT 1) END,
     archived_at = CASE WHEN archived THEN (
-        SELECT max(decided_at) FROM decisions
-         WHERE decisions.agent_id = agents.agent_id AND record->'events' @> '[{"type": "archived"}]') END,
+        SELECT decided_at FROM decisions
+         WHERE decisions.agent_id = agents.agent_id AND command_type = 'archive'
+           AND refusal_code IS NULL AND ignored_reason IS NULL
+         ORDER BY seq DESC LIMIT 1) END,
     parked_at = CASE WHEN parked IS NOT NULL THEN (
-        SELECT max(decided_at) FROM decisions
-         WHERE decisions.agent_id = agents.agent_id AND record->'events' @> '[{"type": "parked"}]') END
+        SELECT decided_at FROM decisions
+         WHERE decisions.agent_id = agents.agent_id AND command_type = 'park'
+         ORDER BY seq DESC LIMIT 1) END
  WHERE paused OR archived OR parked IS NOT NULL;
 
 UPDATE agents SET
     run_budget = run_budget - dispatched,
-    run_budget_at = greatest(budgeted.decided_at, last_dispatched_at)
-  FROM (SELECT DISTINCT ON (agent_id) agent_id, seq, decided_at
-          FROM decisions
-         WHERE command_type = 'configure' AND jsonb_path_exists(record, '$.events[*] ? (exists(@.run_budget))')
-         ORDER BY agent_id, seq DESC) AS budgeted
+    run_budget_at = greatest(set_at, last_dispatched_at)
+  FROM (SELECT budgeted.agent_id, newest.seq AS set_seq, newest.decided_at AS set_at
+          FROM agents AS budgeted
+         CROSS JOIN LATERAL (
+               SELECT seq, decisions.decided_at
+                 FROM decisions
+                WHERE decisions.agent_id = budgeted.agent_id AND command_type = 'configure'
+                  AND jsonb_path_exists(record, '$.events[*] ? (exists(@.run_budget))')
+                ORDER BY seq DESC LIMIT 1) AS newest
+         WHERE budgeted.run_budget IS NOT NULL) AS budgets
  CROSS JOIN LATERAL (
         SELECT count(*) AS dispatched, max(dispatched_at) AS last_dispatched_at
           FROM attempts
-         WHERE attempts.agent_id = budgeted.agent_id AND dispatched_seq >= budgeted.seq) AS since
- WHERE agents.agent_id = budgeted.agent_id AND agents.run_budget IS NOT NULL;
+         WHERE attempts.agent_id = budgets.agent_id AND dispatched_seq >= set_seq) AS since
+ WHERE agents.agent_id = budgets.agent_id;
 
 ALTER TABLE triggers
     ADD COLUMN approval_required boolean NOT NULL DEFAULT false,

@@ -285,3 +285,13 @@ def test_an_event_of_a_site_that_does_not_fit_is_refused(event: dict[str, Any], 
     with pytest.raises(CannotApply, match=why) as refused:
         rows.apply(SITE_DECISIONS.name, 0, 77, read_site_decision(value), value)
     assert (refused.value.topic, refused.value.offset) == (SITE_DECISIONS.name, 77)
+
+
+@pytest.mark.parametrize(("partition", "seq", "why"), [(1, 2, "number of partitions"), (0, 4, "is at decision 1")])
+def test_a_decision_of_a_site_out_of_its_order_is_refused(partition: int, seq: int, why: str) -> None:
+    driven = Driven()
+    driven.site_control("configure_site", capacity=3)
+    rows = projected(driven)
+    (decision,) = driven.site_decisions
+    with pytest.raises(CannotApply, match=why):
+        rows.apply(SITE_DECISIONS.name, partition, 7, decision.model_copy(update={"seq": seq}), b"{}")
