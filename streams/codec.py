@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final, Literal, NamedTuple, TypeGuard
+from typing import Any, Final, Literal, NamedTuple, TypeGuard, cast
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
@@ -52,7 +52,6 @@ from streams.rules.site_messages import (
     Denied,
     Gate,
     Granted,
-    Internal,
     InvalidSite,
     PauseSite,
     Recall,
@@ -153,6 +152,7 @@ _READERS: Final[dict[str, TypeAdapter[Any]]] = {
     SIGNALS.name: TypeAdapter(SignalRecord),
 }
 _OF_SITES: Final = frozenset({SITE_CONTROLS.name, CLAIMS.name})
+_INTERNAL: Final = frozenset({CLAIMS.name, SIGNALS.name})
 _WITHOUT_WAITER: Final = frozenset({STATUSES.name, CLAIMS.name, SIGNALS.name})
 _KNOWN_FIELDS: Final = {
     topic: sorted({name for model in models for name in model.model_fields})
@@ -179,12 +179,13 @@ def read(record: Record, partitions: int) -> Fate:
     if size > limits.RECORD_BYTES_MAX:
         return _read_oversized(record, record.value, size, partitions)
     try:
-        command = _READERS[record.topic].validate_json(record.value)
+        command = _READERS[record.topic].validator.validate_json(record.value)
     except ValidationError as error:
         return _read_bad(record, record.value, error, partitions)
     if isinstance(command, Trigger) and (reason := _outgrows(command)) is not None:
         return _invalid(record, record.value, command.agent_id, command.id, reason, partitions)
-    return _routed(record, _decider_of(command), command, partitions)
+    decider = command.site if record.topic in _OF_SITES else command.agent_id
+    return _routed(record, decider, command, partitions)
 
 
 def _decider_of(command: InputCommand | SiteInput) -> str:
@@ -193,8 +194,10 @@ def _decider_of(command: InputCommand | SiteInput) -> str:
 
 
 def _size(record: Record) -> int:
-    parts = [record.key, record.value, *(part for name, value in record.headers for part in (name.encode(), value))]
-    return sum(len(part) for part in parts if part is not None)
+    size = len(record.key or b"") + len(record.value or b"")
+    for name, value in record.headers:
+        size += len(name.encode()) + len(value or b"")
+    return size
 
 
 def _outgrows(command: Trigger) -> str | None:
@@ -222,10 +225,14 @@ def _routed(record: Record, decider: str, command: InputCommand | Invalid | Site
         return _rekeyed(record, decider, partition)
     if isinstance(command, Trigger):
         stamp_content(command)
-    via: Via = "http" if any(name == VIA_HEADER and value == b"http" for name, value in record.headers) else "kafka"
-    if isinstance(command, SiteInput):
-        return SiteCommandRead(decider, command, "internal" if isinstance(command, Internal) else via)
-    return Command(decider, command, "internal" if isinstance(command, Internal) else via)
+    via: Via = "kafka"
+    if record.topic in _INTERNAL:
+        via = "internal"
+    elif record.headers and any(name == VIA_HEADER and value == b"http" for name, value in record.headers):
+        via = "http"
+    if record.topic in _OF_SITES:
+        return SiteCommandRead(decider, cast("SiteCommand", command), via)
+    return Command(decider, cast("AgentCommand", command), via)
 
 
 def _rekeyed(record: Record, decider: str, partition: int) -> Fate:
@@ -373,7 +380,7 @@ def read_key(key: bytes) -> Key:
 
 
 def write_agent(row: AgentRow) -> bytes:
-    return _AGENT.dump_json(row, exclude_defaults=True, warnings="error")
+    return _AGENT.serializer.to_json(row, exclude_defaults=True, warnings="error")
 
 
 def read_agent(value: bytes) -> AgentRow:
@@ -381,7 +388,7 @@ def read_agent(value: bytes) -> AgentRow:
 
 
 def write_trigger(row: TriggerRow) -> bytes:
-    return _TRIGGER.dump_json(row, exclude_defaults=True, warnings="error")
+    return _TRIGGER.serializer.to_json(row, exclude_defaults=True, warnings="error")
 
 
 def read_trigger(value: bytes) -> TriggerRow:
@@ -389,7 +396,7 @@ def read_trigger(value: bytes) -> TriggerRow:
 
 
 def write_conversation(row: ConversationRow) -> bytes:
-    return _CONVERSATION.dump_json(row, warnings="error")
+    return _CONVERSATION.serializer.to_json(row, warnings="error")
 
 
 def read_conversation(value: bytes) -> ConversationRow:
@@ -397,7 +404,7 @@ def read_conversation(value: bytes) -> ConversationRow:
 
 
 def write_remembered(row: RememberedRow) -> bytes:
-    return _REMEMBERED.dump_json(row, warnings="error")
+    return _REMEMBERED.serializer.to_json(row, warnings="error")
 
 
 def read_remembered(value: bytes) -> RememberedRow:
@@ -405,7 +412,7 @@ def read_remembered(value: bytes) -> RememberedRow:
 
 
 def write_watch(row: WatchRow) -> bytes:
-    return _WATCH.dump_json(row, warnings="error")
+    return _WATCH.serializer.to_json(row, warnings="error")
 
 
 def read_watch(value: bytes) -> WatchRow:

@@ -45,6 +45,8 @@ from streams.tally import Tally
 from streams.timers import Timers
 
 _ERROR_CHARACTERS_MAX: Final = 500
+_WITH_ID: Final = (Trigger, Stop, Control, Invalid)
+_ENDS_BY_RUNNER: Final = (events.Finished, events.AttemptFailed, events.TriggerPaused, events.Stopped)
 
 
 class Changes(NamedTuple):
@@ -352,8 +354,7 @@ class Partition:
                     codec.text_output(key, agent.agent_id, command.id, None, "message", command.message)
                 )
         elif isinstance(command, Status) and step.emitted:
-            ends = events.Finished | events.AttemptFailed | events.TriggerPaused | events.Stopped
-            ended = next((event for event in step.emitted if isinstance(event, ends)), None)
+            ended = next((event for event in step.emitted if isinstance(event, _ENDS_BY_RUNNER)), None)
             if ended is not None:
                 about = key, agent.agent_id, ended.trigger_id, ended.execution_id
                 if command.error is not None:
@@ -421,7 +422,7 @@ def decision_of(agent: Agent, step: Step, cause: events.Cause, via: Via) -> even
     command = step.command
     if step.repeats is not None:
         command = command.model_copy(update={"repeats": step.repeats})
-    command_id = command.id if isinstance(command, Trigger | Stop | Control | Invalid) else None
+    command_id = command.id if isinstance(command, _WITH_ID) else None
     settles = tuple(step.settles)
     is_open = step.refusal is None and _is_open(agent, command)
     if command_id is not None and command_id not in settles and not is_open:

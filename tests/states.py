@@ -23,7 +23,7 @@ def content(agent: Agent) -> Json:
         },
         "waiting": list(agent.waiting),
         "unplaced": list(agent.unplaced),
-        "ready": {site: list(keys) for site, keys in agent.ready.items()},
+        "ready": {site: list(keys) for site, keys in agent.ready.items() if keys},
         "asking": list(agent.asking),
         "held": list(agent.held),
         "urgent": list(agent.urgent),

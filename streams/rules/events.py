@@ -61,10 +61,10 @@ class Written(Message):
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
-        values = self.__dict__
+        values, given = self.__dict__, self.__pydantic_fields_set__
         for name, default in self._defaults:
-            if values[name] == default:
-                self.__pydantic_fields_set__.discard(name)
+            if name in given and values[name] == default:
+                given.discard(name)
 
 
 class AgentCreated(Written):

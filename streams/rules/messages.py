@@ -53,6 +53,9 @@ Instant = Annotated[int, GetPydanticSchema(_instant_schema)]
 """Microseconds since 1970 in UTC; RFC 3339 on the wire."""
 
 
+_encode_text: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
 class Text:
     """A text or payload of people: its JSON for whoever runs it, its digest for the log that is kept for ever.
 
@@ -72,7 +75,7 @@ class Text:
     def of(cls, value: object) -> "Text":
         """ValueError if the value holds a number that JSON can't hold (NaN, or one too large for a double)."""
         try:
-            written = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            written = _encode_text(value)
         except ValueError:
             raise ValueError("holds a number that JSON can't hold") from None
         try:
@@ -364,12 +367,14 @@ class ResumeTrigger(Control):
     on_busy: Annotated[str | None, BeforeValidator(_any_on_busy)] = None
 
 
+_NO_CONTENT: Final = {"v", "decide_before", "content_sha256", "default_limit", "repeats"}
+
+
 def content_sha256(command: Message) -> str:
     """Digest of what the sender asked for, so that the same id with other content is noticed (F8)."""
-    ignored = {"v", "decide_before", "content_sha256", "default_limit", "repeats"}
     is_trigger = isinstance(command, Trigger)  # in a control null differs from absent, in a trigger it doesn't
     content = command.__pydantic_serializer__.to_json(
-        command, exclude=ignored, exclude_none=is_trigger, exclude_unset=not is_trigger
+        command, exclude=_NO_CONTENT, exclude_none=is_trigger, exclude_unset=not is_trigger
     )
     return hashlib.sha256(content).hexdigest()
 

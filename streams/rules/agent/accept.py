@@ -186,6 +186,8 @@ def conversations_starting_before(agent: Agent, key: OrderKey, at: int, replied:
     conversation whose paused head is about to end.
     """
     starting: set[str] = set()
+    if not agent.waiting:
+        return starting
     ready = [keys for site, keys in agent.ready.items() if site not in agent.mute]
     for keys in (*ready, agent.unplaced):
         for older in keys.irange(maximum=key):

@@ -80,7 +80,7 @@ def decide(  # noqa: C901 - one case a command
             step.emit(events.Parked(error=command.error))
         case _:
             assert_never(command)
-    if isinstance(command, Continue | Timer) or (step.emitted and not isinstance(command, Park)):
+    if (step.emitted or isinstance(command, (Continue, Timer))) and not isinstance(command, Park):
         pump(step)  # not for Park: the pump may be what fails
     if step.has_decision:
         settle(agent, command, step.seq, at, step.refusal, step.ignored)

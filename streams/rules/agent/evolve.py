@@ -135,8 +135,9 @@ def _claim(
 ) -> None:
     """The trigger's claim at its site changes; while it runs, only ``returned`` can."""
     row = agent.triggers[event.trigger_id]
-    if row.state == "waiting":
-        agent.leave_queue(row)
+    key = row.key if row.state == "waiting" else None
+    if key is not None:
+        agent.leave_pump(row, key)
     agent.set_mute(row, False)
     match event:
         case events.Claimed():
@@ -155,8 +156,8 @@ def _claim(
             assert row.claim_n == event.n and row.claim_state is not None
             row.late += event.reason == "agent_parallelism_limit_reached"
             row.claim_n = row.claim_state = row.asked_at = None
-    if row.state == "waiting":
-        agent.enter_queue(row)
+    if key is not None:
+        agent.enter_pump(row, key)
     agent.touch(row, origin.at)
 
 
@@ -185,7 +186,9 @@ def _accepted(agent: Agent, event: events.Accepted, origin: Origin) -> None:
     command = origin.command
     assert isinstance(command, Trigger) and event.trigger_id not in agent.triggers
     assert command.content_sha256 is not None
-    depends_on = tuple(dict.fromkeys((one.agent_id, one.conversation_id) for one in command.depends_on or ()))
+    depends_on: tuple[tuple[str, str], ...] = ()
+    if command.depends_on:
+        depends_on = tuple(dict.fromkeys((one.agent_id, one.conversation_id) for one in command.depends_on))
     row = TriggerRow(
         trigger_id=command.id,
         conversation_id=command.conversation_id,
@@ -226,11 +229,8 @@ def _accepted(agent: Agent, event: events.Accepted, origin: Origin) -> None:
 
 def _placed(agent: Agent, row: TriggerRow, place: tuple[int, int], origin: Origin) -> None:
     assert row.place is None and row.state == "waiting" and not row.is_blocked
-    agent.leave_queue(row)
-    row.place = place
     agent.row.places = max(agent.row.places, place[1])
-    agent.enter_line(row)
-    agent.enter_queue(row)
+    agent.enter_place(row, place)
     agent.touch(row, origin.at)
 
 
@@ -312,12 +312,13 @@ def settle(
             assert command.content_sha256 is not None
             digest = command.content_sha256[:DIGEST_DIGITS]
             agent.remember("trigger", command.id, RememberedRow(digest, seq, "refused", at))
-    elif isinstance(command, Stop | Control):
+    elif isinstance(command, _REMEMBERED):
         kind: RememberedKind = "stop" if isinstance(command, Stop) else "control"
         digest = content_sha256(command)[:DIGEST_DIGITS]
         state: Literal["refused", "done"] = "refused" if refusal is not None else "done"
         agent.remember(kind, command.id, RememberedRow(digest, seq, state, at))
 
 
+_REMEMBERED: Final = (Stop, Control)
 NEVER_REMEMBERED: Final = frozenset({"request_expired", "invalid_record", "trigger_id_conflict"})
 """Asking again may get another answer; a conflict must not replace the answer that it conflicts with."""

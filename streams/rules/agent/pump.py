@@ -16,15 +16,22 @@ from streams.rules.site_messages import Claim, ClaimKey, Resolved
 def pump(step: Step) -> None:
     """Tell watchers, give places, then slots and claims, as far as one step goes."""
     agent = step.agent
+    if not (agent.waiting or agent.untold):
+        return  # most often: what ended was the last, and nobody depends on it
     if agent.row.todo in ("stop_conversation", "archive") and (step.more or not isinstance(step.command, Continue)):
         return  # nobody starts who is about to be stopped
-    if not (_tell(step) and _place(step) and _refuse_hopeless(step)):
+    if (
+        (agent.untold and not _tell(step))
+        or (agent.unplaced and not _place(step))
+        or (agent.urgent and not _refuse_hopeless(step))
+    ):
         return
     if agent.held_back:
         _withdraw(step)
     elif _start(step):
         _give_back(step)
-    _tell(step)  # what has ended here: expired while it waited, or refused
+    if agent.untold:  # of what has ended here: expired while it waited, or refused
+        _tell(step)
 
 
 def _tell(step: Step) -> bool:
@@ -64,10 +71,10 @@ def _place(step: Step) -> bool:
     the paused one is there again if its site refuses the reply (F4).
     """
     agent = step.agent
-    while agent.unplaced and agent.unplaced[0].available_at <= step.at:
+    while agent.unplaced and (key := agent.unplaced[0]).available_at <= step.at:
         if not step.may_change():
             return False
-        row = agent.triggers[agent.unplaced[0].id.decode()]
+        row = agent.triggers[key.id.decode()]
         head = agent.head(row.conversation_id)
         comes_next = False
         if head is not None and row.on_busy == "interrupt":
@@ -120,17 +127,18 @@ def _withdraw(step: Step) -> None:
 
 def _oldest_waiter(agent: Agent, at: int) -> OrderKey | None:
     """The oldest that could start or ask now, if there is room for it."""
-    budget = agent.row.run_budget
     idle = agent.oldest_idle(at) if agent.budget_left else None
-    held = agent.held[0] if agent.held and budget != 0 else None
-    return min((key for key in (idle, held) if key is not None), default=None)
+    if not agent.held or agent.row.run_budget == 0:
+        return idle
+    held = agent.held[0]
+    return held if idle is None or held < idle else idle
 
 
 def _start(step: Step) -> bool:
     """Slots, to the oldest; whether the step had room for all of it."""
     agent = step.agent
-    while True:
-        key = _oldest_waiter(agent, step.at)
+    while agent.waiting:
+        key = _oldest_waiter(agent, step.at) if agent.has_room else None
         if key is not None and agent.room_for(key):
             if not step.may_change():
                 return False
@@ -155,6 +163,7 @@ def _start(step: Step) -> bool:
                 code = "run_budget_used_up"
             end_claim(step, row, code)
             refuse_later(step, row, code)
+    return True
 
 
 def _go(step: Step, row: TriggerRow) -> None:
@@ -192,6 +201,8 @@ def _claim(step: Step, row: TriggerRow, site_id: str) -> None:
 def _give_back(step: Step) -> None:
     """Grants that came too late go back, so that others can use them; after K times the oldest keeps its own."""
     agent = step.agent
+    if not agent.held:
+        return
     oldest = _oldest_waiter(agent, step.at)
     for key in list(agent.held):
         if agent.has_room and agent.row.run_budget != 0:

@@ -150,7 +150,7 @@ class TriggerRow:
         """Whether an approval or a dependency keeps it from a place (E2, E3)."""
         if self.lacks_approval:
             return True
-        return any(
+        return bool(self.outcomes) and any(
             outcome != "finished" and not (self.failures_approved and outcome in ("failed", "stopped"))
             for outcome in self.outcomes
         )

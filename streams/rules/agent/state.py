@@ -126,9 +126,10 @@ class Agent:
     @property
     def limit(self) -> int | None:
         """The effective limit (A1, A4); None: unlimited."""
-        if self.is_serial:
+        row = self.row
+        if is_serial(row.serial, row.agent_type, row.default_environment_id):
             return 1
-        return None if self.row.parallelism_limit == "unlimited" else self.row.parallelism_limit
+        return None if row.parallelism_limit == "unlimited" else row.parallelism_limit
 
     @property
     def is_serial(self) -> bool:
@@ -151,8 +152,10 @@ class Agent:
 
     def oldest_idle(self, at: int) -> OrderKey | None:
         """The oldest head that may start or ask its site: available, without a claim, and its site answers."""
-        keys = (keys[0] for site, keys in self.ready.items() if site not in self.mute)
-        oldest = min(keys, default=None)
+        oldest: OrderKey | None = None
+        for site, keys in self.ready.items():
+            if keys and site not in self.mute and (oldest is None or keys[0] < oldest):
+                oldest = keys[0]
         return oldest if oldest is not None and oldest.available_at <= at else None
 
     def room_for(self, key: OrderKey, starting: int = 0) -> bool:
@@ -221,12 +224,13 @@ class Agent:
 
     def next_forget_at(self) -> int | None:
         """When the oldest remembered id or conversation is to be forgotten."""
-        times = []
+        first: int | None = None
         if self.remembered:
-            times.append(next(iter(self.remembered.values())).at + limits.REMEMBERED_SECONDS * SECOND)
+            first = next(iter(self.remembered.values())).at + limits.REMEMBERED_SECONDS * SECOND
         if self.conversations:
-            times.append(next(iter(self.conversations.values())).at + limits.CONVERSATION_SECONDS * SECOND)
-        return min(times, default=None)
+            at = next(iter(self.conversations.values())).at + limits.CONVERSATION_SECONDS * SECOND
+            first = at if first is None else min(first, at)
+        return first
 
     def deadlines_of(self, row: TriggerRow) -> list[Deadline]:
         return deadlines_of(row, self.silence_from)
@@ -279,17 +283,20 @@ class Agent:
 
     def ready_row(self, line: Line) -> TriggerRow | None:
         """The line's head, if it waits without a claim."""
-        head = self.triggers[line.head] if line.head is not None else None
-        return head if head is not None and head.state == "waiting" and head.claim_state is None else None
+        if line.running is not None or not line.placed:
+            return None
+        head = self.triggers[line.placed[0][1]]
+        return head if head.state == "waiting" and head.claim_state is None else None
 
-    def set_ready(self, row: TriggerRow, is_ready: bool) -> None:
-        keys = self.ready.setdefault(row.site_id, SortedList())
+    def set_ready(self, row: TriggerRow, is_ready: bool, key: OrderKey | None = None) -> None:
+        """``key``: the row's, if it is known already."""
+        keys = self.ready.get(row.site_id)
+        if keys is None:
+            keys = self.ready[row.site_id] = SortedList()
         if is_ready:
-            keys.add(row.key)
+            keys.add(key or row.key)
         else:
-            keys.remove(row.key)
-            if not keys:
-                del self.ready[row.site_id]
+            keys.remove(key or row.key)
 
     def enter_line(self, row: TriggerRow) -> None:
         line = self.lines.get(row.conversation_id)
@@ -327,7 +334,7 @@ class Agent:
             if not row.is_blocked:
                 self.unplaced.add(key)
         else:
-            self.enter_pump(row)
+            self.enter_pump(row, key)
 
     def leave_queue(self, row: TriggerRow) -> None:
         key = row.key
@@ -337,14 +344,21 @@ class Agent:
             if not row.is_blocked:
                 self.unplaced.remove(key)
         else:
-            self.leave_pump(row)
+            self.leave_pump(row, key)
 
-    def enter_pump(self, row: TriggerRow) -> None:
-        """A placed waiting trigger enters the indexes that the pump reads."""
+    def enter_place(self, row: TriggerRow, place: tuple[int, int]) -> None:
+        """A waiting trigger takes a place in its conversation; its place in the queue is what it was."""
         key = row.key
+        self.unplaced.remove(key)
+        row.place = place
+        self.enter_line(row)
+        self.enter_pump(row, key)
+
+    def enter_pump(self, row: TriggerRow, key: OrderKey) -> None:
+        """A placed waiting trigger enters the indexes that the pump reads."""
         if row.claim_state is None:
             if self.lines[row.conversation_id].head == row.trigger_id:
-                self.set_ready(row, True)
+                self.set_ready(row, True, key)
         else:
             assert row.claim_n is not None
             self.claimed.add((row.claim_n, row.trigger_id))
@@ -355,11 +369,10 @@ class Agent:
         if row.is_urgent and row.claim_state in (None, "held"):
             self.urgent.add(key)
 
-    def leave_pump(self, row: TriggerRow) -> None:
-        key = row.key
+    def leave_pump(self, row: TriggerRow, key: OrderKey) -> None:
         if row.claim_state is None:
             if self.lines[row.conversation_id].head == row.trigger_id:
-                self.set_ready(row, False)
+                self.set_ready(row, False, key)
         else:
             assert row.claim_n is not None
             self.claimed.remove((row.claim_n, row.trigger_id))
@@ -402,8 +415,11 @@ class Agent:
 
     def conversation_changed(self, conversation_id: str) -> None:
         """It lives, or has ended: those that watch it are to be told what they don't know yet."""
+        watchers = self.watches.get(conversation_id)
+        if watchers is None:
+            return
         standing = self.standing_of(conversation_id)
-        for watcher, row in self.watches.get(conversation_id, {}).items():
+        for watcher, row in watchers.items():
             if row.told == standing:
                 self.untold.discard((conversation_id, watcher))
             else:
@@ -437,11 +453,9 @@ class Agent:
         self.changed[RowRef("trigger", row.trigger_id)] = None
         if row.state == "waiting" and row.available_at <= at and row.has_no_deadline:
             return  # the usual case: it waits for room, and nothing is due
-        self.deadlines.extend(
-            deadline
-            for deadline in self.deadlines_of(row)
-            if deadline.at > at or deadline.kind not in ("available", "retry")
-        )
+        for deadline in deadlines_of(row, self.silence_from):
+            if deadline.at > at or deadline.kind not in ("available", "retry"):
+                self.deadlines.append(deadline)
 
     def end(self, row: TriggerRow, state: events.FinalState | Literal["refused"], at: int) -> None:
         """The trigger is gone: out of every index, its id remembered, its conversation's outcome noted.

@@ -48,9 +48,13 @@ class Step:
     sign_of_life: bool = False
     repeats: int | None = None
     """The decision that answered the command's id before."""
+    origin: Origin = field(init=False)
     more: bool = False
     """Something is left that this step may not do any more."""
     changes_left: int = limits.STEP_CHANGES_MAX
+
+    def __post_init__(self) -> None:
+        self.origin = Origin(self.seq, self.at, self.command)
 
     def emit(self, event: events.Event) -> None:
         if isinstance(event, _ENDS_WAITING):
@@ -58,7 +62,7 @@ class Step:
             if row.is_urgent and row.state == "waiting":
                 self.settles.append(row.trigger_id)
         self.emitted.append(event)
-        evolve(self.agent, event, Origin(self.seq, self.at, self.command))
+        evolve(self.agent, event, self.origin)
 
     def sender(self) -> Sender:
         """Of a message that the event to be emitted next causes."""
