@@ -7,7 +7,7 @@ SEED ?= $(shell printf '%d' 0x$$(git rev-parse --short=8 HEAD 2>/dev/null || ech
 TESTS ?= tests
 BIN := .venv/bin
 
-.PHONY: help run test lint bench soak
+.PHONY: help run test lint bench soak mutants
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -27,6 +27,9 @@ lint: .venv/for-developing ## Style, formatting, types and import rules only
 
 bench: .venv/for-developing ## Measure; docs/performance.md says what and how
 	$(BIN)/berth bench
+
+mutants: .venv/for-developing ## Plant faults in the rules one by one: each must fail a test, or a test is missing
+	$(BIN)/python -m tests.mutants
 
 soak: .venv/for-developing ## The long fault tests, which `make test` leaves out
 	$(BIN)/python -m pytest --hypothesis-seed=$(SEED) -m soak $(TESTS)

@@ -123,6 +123,7 @@ class AgentBook:
 
     def _acts(self, id: str, life: Life, at: int) -> None:
         """It asks its site, or starts."""
+        assert not (self.is_paused or self.is_archived), "I1: its agent is not held back"
         assert life.state == "waiting" and life.available_at <= at, "I1: it is available"
         assert life.place is not None, "I1: it has a place in its conversation"
         for other_id, other in self.lives.items():
@@ -145,7 +146,6 @@ class AgentBook:
         life = self.lives[event["trigger_id"]]
         claim_state, life.claim_state = life.claim_state, None
         self._acts(event["trigger_id"], life, at)
-        assert not (self.is_paused or self.is_archived), "I1: its agent is not held back"
         assert claim_state == ("held" if life.needs_site else None), f"I1: it starts with its claim {claim_state}"
         attempt = self.attempts.get(event["trigger_id"], 0) + 1
         assert event["attempt"] == attempt, "I8: attempts count"

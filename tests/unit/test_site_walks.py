@@ -1,4 +1,4 @@
-"""F1, E1: a gate before ten thousand claims is worked off in bounded steps, through crashes, and binds at once."""
+"""F1, E1: what holds up thousands of claims is worked off in bounded steps, through crashes, and binds at once."""
 
 import json
 from collections import Counter
@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from streams import SIGNALS, codec
+from streams import CONTROLS, SIGNALS, codec
 from streams.rules import events, limits
 from streams.rules.site.state import Site
 from streams.rules.site_events import SiteCommand
 from streams.rules.site_messages import Claim, ClaimKey, ConfigureSite, DeleteFolder, Gate, Release, Sender
 from streams.sites import Sites
-from tests.driving import T0
+from tests.driving import T0, Driven
 
 CLAIMS = 10_000
 CAPACITY = 130
@@ -170,3 +170,29 @@ def test_a_deleted_folder_of_thousands_of_claims_is_worked_off_in_bounded_steps(
     walked.do(DeleteFolder(id="k1", environment_id="e", path="/a", **CONTROL))
     assert walked.work_off(2000, crashes=True) <= 2000 // limits.STEP_CHANGES_MAX + 1
     assert sorted(walked.said) == [("degraded", f"t{number:05}") for number in range(CAPACITY, 2000)]
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_the_pause_of_an_agent_takes_back_all_its_claims_in_bounded_steps(crashes: bool) -> None:
+    """E1, F1: nobody is forgotten, and nobody asks again before it is over."""
+    count = 2 * limits.STEP_CHANGES_MAX + 30
+    driven = Driven("unlimited", pool=0)
+    for number in range(count):
+        driven.trigger(f"t{number}", worker=True)
+    assert len(driven.site().claims) == count
+    before = len(driven.decisions)
+    pause = {"type": "pause", "v": 1, "id": "p", "agent_id": "A", "requested_by": "operator"}
+    with driven.held():
+        driven.send(CONTROLS.name, pause)
+        driven.commit()
+        assert driven.agent().row.todo is not None, "the first step can't do all of it"
+        if crashes:
+            driven.partition = driven.restored()
+    driven.fire()
+    steps = [[event.type for event in decision.events] for decision in driven.decisions[before:]]
+    assert all(kinds.count("returned") <= limits.STEP_CHANGES_MAX for kinds in steps)
+    assert Counter(kind for kinds in steps for kind in kinds) == {"agent_paused": 1, "returned": count}
+    assert not driven.site().claims and len(driven.waiting()) == count
+    driven.check()
+    driven.control("resume")
+    assert len(driven.site().claims) == count, "all of them ask again"
