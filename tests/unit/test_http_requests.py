@@ -72,6 +72,8 @@ WRONG: list[tuple[str, Any]] = [
     ("worker", 1),
     ("environment_id", {}),
     ("folder", ""),
+    ("folder", "relative"),
+    ("folder", "/a/../b"),
     ("organization_id", 7),
     ("department_id", 7),
     ("execution_class", "urgent"),
@@ -189,6 +191,9 @@ def test_what_is_obsolete_or_not_the_clients_to_say_is_dropped(field: str) -> No
 
 
 IDS = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=200)
+SEGMENTS = st.text(st.characters(exclude_categories=["Cc", "Cs"], exclude_characters="/"), max_size=20).filter(
+    lambda segment: segment not in (".", "..")
+)
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -213,7 +218,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "site": IDS,
     "worker": st.booleans(),
     "environment_id": IDS,
-    "folder": IDS,
+    "folder": st.lists(SEGMENTS, max_size=5).map(lambda segments: "/" + "/".join(segments)),
     "organization_id": IDS,
     "department_id": IDS,
     "execution_class": st.sampled_from(["standard", "background"]),
