@@ -112,6 +112,13 @@ class Log:
                 return waiter.answer.result()
             if acknowledged.done() and command.decide_before is None:
                 return None
+            log.warning(
+                "not_decided_in_time",
+                topic=command.topic.name,
+                key=command.decider,
+                id=command.id,
+                acknowledged=acknowledged.done(),
+            )
             raise LogUnavailable(acknowledged=acknowledged.done())
         finally:
             await _abandon(acknowledged)

@@ -96,8 +96,8 @@ class OfPartition:
         self._dead_letters = DEAD_LETTERS_WRITTEN.labels(number)
         self.rule_failures = RULE_FAILURES.labels(number)
 
-    def committed(self, outputs: Iterable[Output], handled_count: int, tally: Tally, seconds: float) -> None:
-        """A transaction that took so long was just committed."""
+    def committed(self, outputs: Iterable[Output], handled_count: int, tally: Tally, seconds: float) -> int:
+        """A transaction that took so long was just committed; how many dead letters were in it."""
         COMMIT_SECONDS.observe(seconds)
         self._transactions.inc()
         self._handled.inc(handled_count)
@@ -114,6 +114,7 @@ class OfPartition:
         now_ms, observe = edge.now_us() / 1000, FREED_TO_NEXT_SECONDS.observe
         for freed_at_ms in tally.freed_at_ms:
             observe(max(0.0, now_ms - freed_at_ms) / 1000)  # the runner's clock may be ahead
+        return dead_count
 
 
 def _count_by(counter: Counter, counts: Mapping[str, int]) -> None:

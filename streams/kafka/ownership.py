@@ -38,7 +38,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from streams import CHANGELOG, INPUT_TOPICS, codec
+from streams import CHANGELOG, DEAD_LETTERS, INPUT_TOPICS, codec
 from streams.codec import Record
 from streams.kafka import edge
 from streams.kafka.clients import reading
@@ -60,6 +60,8 @@ TIMERS_MAX: Final = 200
 IN_FLIGHT_WAIT_SECONDS: Final = 2.0
 STANDSTILL_POLL_SECONDS: Final = 0.5
 RESTORE_RETRY_SECONDS: Final = 30.0
+DEAD_LETTERS_LOGGED_MAX: Final = 5
+"""Of one transaction, one by one."""
 PAUSE_FIRST_SECONDS: Final = 0.005
 GATHERED_RECORDS_MIN: Final = 16
 """Fewer waiting records than this are no sign of falling behind."""
@@ -140,6 +142,7 @@ class Ownership:
                         await self._stand_still(to_park)  # it is parked, nothing came, and it fails all the same
                         return
                     parked = attempt
+                    self._log.error("agent_parked", agent_id=to_park.agent_id, error=str(to_park))
                     restored.partition.park(to_park.agent_id, str(to_park), edge.now_us())
                     to_park = None
                 await self._read_and_decide(restored)
@@ -291,8 +294,17 @@ class Ownership:
         finally:
             self._idle.set()
         self.has_committed = True
-        self._metrics.committed(changes.outputs, len(handled), tally, edge.monotonic_seconds() - began)
+        if self._metrics.committed(changes.outputs, len(handled), tally, edge.monotonic_seconds() - began):
+            self._log_dead_letters(changes)
         self.last_progress_at_us = edge.now_us()
+
+    def _log_dead_letters(self, changes: Changes) -> None:
+        dead = [output for output in changes.outputs if output.topic == DEAD_LETTERS.name]
+        for output in dead[:DEAD_LETTERS_LOGGED_MAX]:
+            told = {name: value.decode(errors="replace") for name, value in output.headers}
+            self._log.warning("dead_letter", topic=told["topic"], offset=int(told["offset"]), reason=told["reason"])
+        if len(dead) > DEAD_LETTERS_LOGGED_MAX:
+            self._log.warning("dead_letters", more=len(dead) - DEAD_LETTERS_LOGGED_MAX)
 
     def _adapt_pause(self, handled_count: int, waiting_count: int) -> None:
         """Longer while records gather faster than they are handled; none when a full group waits already."""
@@ -456,7 +468,8 @@ async def _next_record(bootstrap: str, topic: str, number: int, positions: Mappi
 
 def _place(failure: RuleFailure) -> dict[str, object]:
     if failure.record is not None:
-        return {"topic": failure.record.topic, "offset": failure.record.offset}
+        key = (failure.record.key or b"").decode(errors="replace")
+        return {"topic": failure.record.topic, "offset": failure.record.offset, "key": key}
     return {"site": failure.site_id} if failure.agent_id is None else {"agent_id": failure.agent_id}
 
 

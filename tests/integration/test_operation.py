@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from api.cli.embedded_kafka import EmbeddedKafka
 from api.cli.embedded_postgres import EmbeddedPostgres
-from streams import DECISIONS, TRIGGERS
+from streams import DECISIONS, DISPATCHES, STATUSES, TRIGGERS
 from streams.codec import partition_of
 from streams.kafka import topics
 from tests.integration.events import Json, Listener, decisions_by_key
@@ -70,6 +70,61 @@ async def client_of(process: WorkerProcess, event: str) -> httpx.AsyncClient:
     """For the /readyz of a worker or projector."""
     address = str((await process.logged(event))["readyz"]).removesuffix("/readyz")
     return httpx.AsyncClient(base_url=address, timeout=10)
+
+
+async def test_what_happened_is_in_the_metrics_and_what_was_lost_in_the_log(berth: Stack) -> None:
+    assert berth.projector is not None and berth.worker is not None
+    agent_id = "metered"
+    await request_turns(berth, "t1", "t2", "t3", agent_id=agent_id)
+    async with await client_of(berth.worker, "worker_listens") as worker:
+        await until_metric(worker, 'berth_waiting_triggers{reason="agent_parallelism_limit_reached"}', 2)
+        (first,) = [record for record in await berth.records(DISPATCHES, agent_id) if record["type"] == "dispatch"]
+        about = {"type": "status", "v": 1, "conversation_id": "t1", "execution_id": first["execution_id"]}
+        for status in ("finished", "finished"):
+            await berth.send(STATUSES, agent_id, **about, status=status)
+        async with sending(berth.kafka.bootstrap) as producer:
+            sent = await producer.send_and_wait(STATUSES.name, b"no JSON at all", agent_id.encode(), 3)
+        for name, value in {
+            "berth_freed_to_next_seconds_count": 1,
+            'berth_ignored_statuses_total{reason="after_final"}': 1,
+            "berth_dead_letters_total": 1,
+            'berth_decisions_total{decider="agent"}': 5,
+            'berth_running_attempts{forced="no"}': 1,
+            'berth_waiting_triggers{reason="agent_parallelism_limit_reached"}': 1,
+            "berth_lag_records": 0,
+            "berth_partition_ready": PARTITIONS,
+        }.items():
+            await until_metric(worker, name, value)
+        told = await berth.worker.logged("dead_letter")
+        assert (told["topic"], told["partition"], told["offset"]) == (STATUSES.name, 3, sent.offset)
+    async with await client_of(berth.projector, "projector_listens") as projector:
+        await until_metric(projector, "berth_projection_decisions_total", 5)
+        await until_metric(projector, "berth_projection_lag_records", 0)
+        await until_metric(projector, "berth_projector_ready", 1)
+    assert (await berth.http.get("/api/agents/nobody")).status_code == 404
+    asked = 'berth_http_requests_total{method="GET",route="/api/agents/{agent_id}",status="404"}'
+    await until_metric(berth.http, asked, 1)
+    await until_metric(berth.http, "berth_ready", 1)
+
+
+async def until_metric(http: httpx.AsyncClient, name: str, value: float) -> None:
+    """Ask until the sum of this metric over all labels that ``name`` doesn't give is this."""
+    wanted = parse(name)
+    found: list[float] = []
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline:
+        lines = [line for line in (await http.get("/metrics")).text.splitlines() if not line.startswith("#")]
+        samples = [(parse(line.rpartition(" ")[0]), float(line.rpartition(" ")[2])) for line in lines]
+        found = [number for (series, labels), number in samples if series == wanted[0] and labels >= wanted[1]]
+        if found and sum(found) == value:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"{name} is {found}, not {value}")
+
+
+def parse(series: str) -> tuple[str, set[str]]:
+    name, _, labels = series.partition("{")
+    return name, set(labels.removesuffix("}").split(",")) if labels else set()
 
 
 async def test_readyz_turns_bad_in_time_whatever_is_wrong_and_good_again(berth: Stack) -> None:
