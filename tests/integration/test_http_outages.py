@@ -12,7 +12,7 @@ import httpx
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from streams import WORKERS
+from streams import CONTROLS, WORKERS
 from tests.integration.http_stack import ANSWER_SECONDS_MAX, Stack, limited, read_at, until_status
 from tests.integration.workers import PARTITIONS
 from tests.tokens import bearer
@@ -130,7 +130,8 @@ async def test_whatever_becomes_of_requests_while_kafka_dies_and_freezes_each_ke
 
 async def test_without_postgres_writes_go_on_reads_are_503_and_all_is_well_when_it_is_back(own_berth: Stack) -> None:
     http = own_berth.http
-    await limited(http, "a", 1, max_backlog_depth=1)
+    await limited(http, "a", 1, max_backlog_depth=1, owner="ann")
+    ann = own_berth.client_of("person", "ann", ("a",))
     path = "/api/agents/a/triggers"
     for id in ("t1", "t2"):
         await http.post(path, json={"id": id})
@@ -149,6 +150,14 @@ async def test_without_postgres_writes_go_on_reads_are_503_and_all_is_well_when_
     assert (await http.post(path, json={"id": "t4"})).status_code == 202
     patched = await http.patch("/api/agents/a", json={"max_backlog_depth": 9})
     assert patched.status_code == 200
+    # Whose agent it is can't be read, so who is no admin changes nothing; what needs no owner goes on.
+    for owners in (ann.put("/api/agents/a/capacity", json={"max_parallel_tasks": 9}), ann.post("/api/agents/a/pause")):
+        answer, seconds = await timed(owners)
+        assert (answer.status_code, answer.json()["code"]) == (503, "owner_unknown")
+        assert seconds < ANSWER_SECONDS_MAX + TRANSPORT_SECONDS
+    assert len(await own_berth.records(CONTROLS, "a")) == 2
+    used = await ann.post(path, json={"id": "t5"})
+    assert used.status_code == 202
     # What was answered before is known here, and only from the database by an API that didn't give the answer.
     assert (await http.post(path, json={"id": "t3"})).json()["code"] == "agent_backlog_full"
     assert (await fresh.post(path, json={"id": "t3"})).json()["code"] == "first_answer_unavailable"
@@ -158,8 +167,9 @@ async def test_without_postgres_writes_go_on_reads_are_503_and_all_is_well_when_
 
     own_berth.postgres.start()
     await until_status(http, "/readyz", 200, 30)
-    queue = await read_at(http, patched, "/api/agents/a/queue")
-    assert [entry["trigger_id"] for entry in queue["queue"]] == ["t4"]
+    queue = await read_at(http, used, "/api/agents/a/queue")
+    assert [entry["trigger_id"] for entry in queue["queue"]] == ["t4", "t5"]
+    assert (await ann.put("/api/agents/a/capacity", json={"max_parallel_tasks": 1})).status_code == 200
     assert (await fresh.post(path, json={"id": "t3"})).json()["code"] == "agent_backlog_full"
 
 
