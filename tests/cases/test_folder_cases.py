@@ -16,15 +16,15 @@ def test_an_archived_and_revived_agent_starts_with_its_folders_free() -> None:
     """Case 12: archive takes the place of deletion; who waited for its folders starts."""
     driven = Driven("unlimited")
     for number in range(3):
-        driven.trigger(f"c{number}", **in_folder(f"/work/{number}"))
-    driven.trigger("other", "B", **in_folder("/work"))
+        driven.trigger(f"c{number}", **in_folder(f"/home/{number}"))
+    driven.trigger("other", "B", **in_folder("/home"))
     driven.control("archive")
     for number in range(3):
         driven.status(f"c{number}", "stopped")
     assert driven.running("B") == ["other"]
     driven.finish("other", "B")
     driven.configure()
-    driven.trigger("again", **in_folder("/work/1"))
+    driven.trigger("again", **in_folder("/home/1"))
     assert (driven.running(), driven.granted()) == (["again"], ["again"])
     driven.check()
 
@@ -104,8 +104,8 @@ def test_what_is_no_absolute_name_is_refused_and_holds_nothing(path: object) -> 
 def test_case_makes_two_folders_of_a_name() -> None:
     """Case 80: POSIX, in the claim as in the agents."""
     driven = Driven()
-    driven.trigger("c1", **in_folder("/Work/Repo"))
-    driven.trigger("c2", "B", **in_folder("/work/repo"))
+    driven.trigger("c1", **in_folder("/W/Repo"))
+    driven.trigger("c2", "B", **in_folder("/w/repo"))
     assert (driven.running(), driven.running("B")) == (["c1"], ["c2"])
 
 
