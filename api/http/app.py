@@ -9,16 +9,15 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Coroutine
 from contextlib import asynccontextmanager
-from functools import partial
 from importlib import resources
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from fastapi import Depends, FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-from api.http import metrics, problems, rights
+from api.http import metrics, problems
 from api.http.auth import Authentication
 from api.http.database import Database, ProjectionBehind
 from api.http.decisions import Log
@@ -26,6 +25,7 @@ from api.http.envelope import Envelope
 from api.http.intake import Intake
 from api.http.live import Live
 from api.http.readiness import Bounds, Readiness
+from api.http.rights import require_right
 from api.http.routes import agents, conversations, events, public, triggers
 from api.http.routes.parameters import Service, ServiceOf
 from api.http.writes import Writes
@@ -63,7 +63,7 @@ def create_app(
         summary="Admission control for AI-agent runs",
         lifespan=_lifespan,
         redirect_slashes=False,
-        dependencies=[Depends(rights.require_right)],
+        dependencies=[Depends(require_right)],
     )
     database = Database(database_url)
     service_log = Log(bootstrap, partitions)
@@ -89,22 +89,12 @@ def create_app(
     app.add_exception_handler(ProjectionBehind, _answer_behind)
     for router in (agents.router, triggers.router, conversations.router, events.router, public.router):
         app.include_router(router)
-    app.openapi = partial(_description, app)  # type: ignore[method-assign]
     app.add_api_route("/healthz", _health, methods=["GET"], tags=["operation"])
     app.add_api_route("/readyz", _ready, methods=["GET"], tags=["operation"])
     app.add_api_route("/metrics", _metrics, methods=["GET"], tags=["operation"])
     app.add_api_route("/", _page, methods=["GET"], include_in_schema=False)
     app.add_api_route("/dashboard/{name}", _page_file, methods=["GET"], include_in_schema=False)
     return app
-
-
-def _description(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document, made once."""
-    is_new = app.openapi_schema is None
-    document = FastAPI.openapi(app)
-    if is_new:
-        rights.describe(document)
-    return document
 
 
 @asynccontextmanager

@@ -269,29 +269,6 @@ def cell(right: Right, role: Role) -> str:
     return f"`{code}`"
 
 
-def describe(document: dict[str, Any]) -> None:
-    """Say in an OpenAPI document which addresses need a token, and with which codes it may be refused."""
-    document.setdefault("components", {})["securitySchemes"] = {
-        "token": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
-    }
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            right = RIGHTS.get((method.upper(), path))
-            if right is None or right.is_open:
-                continue
-            operation["security"] = [{"token": []}]
-            operation["responses"]["401"] = {"description": "token_required, token_expired, token_refused"}
-            if codes := _codes(right):
-                operation["responses"]["403"] = {"description": ", ".join(codes)}
-
-
-def _codes(right: Right) -> list[str]:
-    """The codes with which it can be refused (403)."""
-    callers = [Caller("somebody", role, agents, 0.0) for role in ROLES for agents in (None, frozenset[str]())]
-    problems = [judge(right, caller, "agent", standing) for caller in callers for standing in Standing]
-    return sorted({problem.code for problem in problems if problem is not None and problem.status == 403})
-
-
 def table() -> str:
     """The table of docs/rights.md."""
     rows = [f"| address | no token | {' | '.join(ROLES)} |", "|---" * (len(ROLES) + 2) + "|"]

@@ -69,19 +69,6 @@ def test_the_document_shows_the_table_as_it_is() -> None:
     assert shown.strip() == table().strip()
 
 
-def test_the_description_says_which_addresses_need_a_token_and_how_it_may_be_refused() -> None:
-    app = create_app("127.0.0.1:1", 8, "postgresql://nobody@127.0.0.1:1/nothing", AUTHENTICATION)
-    document = app.openapi()
-    assert document is app.openapi() and document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            right = RIGHTS[method.upper(), path]
-            assert ("security" in operation) == ("401" in operation["responses"]) == (not right.is_open)
-    refused = document["paths"]["/api/agents/{agent_id}/capacity"]["put"]["responses"]["403"]["description"]
-    assert refused == "access_denied, owner_required, person_required"
-    assert "403" not in document["paths"]["/api/agents"]["get"]["responses"]
-
-
 def code(right: Right, role: Role, *, access: bool, standing: Standing = Standing.OTHER) -> str | None:
     caller = Caller("ann", role, frozenset("a") if access else frozenset("b"), 0.0)
     problem = judge(right, caller, "a", standing)
