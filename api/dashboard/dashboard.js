@@ -1,8 +1,12 @@
-// The page: agents with their slots, what waits and why. It asks again every two seconds while somebody looks, and
-// changes only what has changed, so that 1,000 agents stay readable and the keyboard stays where it is.
+// The page: agents with their slots, what waits and why. It follows the decisions as they are made and asks again when
+// there was one, at most once a second, while somebody looks. It changes only what has changed, so that 1,000 agents
+// stay readable and the keyboard stays where it is.
 "use strict";
 
-const POLL_MILLISECONDS = 2000;
+const REFRESH_MILLISECONDS_MIN = 1000;
+const REFRESH_MILLISECONDS_MAX = 5000; // durations grow, and the tables are a moment behind the decisions
+const POLL_MILLISECONDS = 2000; // while decisions can't be followed
+const SETTLE_MILLISECONDS = 150; // from a decision until the tables have it, usually
 const AGENTS_PER_PAGE = 1000;
 const AGENTS_SHOWN = 1000;
 const QUEUE_SHOWN = 50;
@@ -41,10 +45,14 @@ function element(name, className, text) {
   return made;
 }
 
+function headersFor(accept) {
+  const token = sessionStorage.getItem(TOKEN);
+  return token ? { accept, authorization: `Bearer ${token}` } : { accept };
+}
+
 async function ask(path) {
   const token = sessionStorage.getItem(TOKEN);
-  const headers = { accept: "application/json" };
-  if (token) headers.authorization = `Bearer ${token}`;
+  const headers = headersFor("application/json");
   const answer = await fetch(path, { headers, cache: "no-store" });
   const content = await answer.json();
   if (answer.status === 401) askForToken(token);
@@ -262,9 +270,45 @@ async function refresh() {
   health(ready.ready, ready.ready ? "live" : `not ready: ${reasons}`);
 }
 
-async function poll() {
-  if (!document.hidden && byId("sign-in").hidden) await refresh().catch(failed);
-  setTimeout(poll, POLL_MILLISECONDS);
+let hasChanged = false;
+let isFollowing = false;
+let wake = () => {};
+
+const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+
+async function keepFresh() {
+  for (;;) {
+    hasChanged = false;
+    if (!document.hidden && byId("sign-in").hidden) await refresh().catch(failed);
+    await pause(REFRESH_MILLISECONDS_MIN);
+    if (hasChanged) continue;
+    const changed = new Promise((resolve) => (wake = resolve));
+    await Promise.race([changed, pause(isFollowing ? REFRESH_MILLISECONDS_MAX : POLL_MILLISECONDS)]);
+    if (hasChanged) await pause(SETTLE_MILLISECONDS);
+  }
+}
+
+// Not with EventSource, which can't send a token. Only that something was decided is of use here, not what.
+async function follow() {
+  const answer = await fetch("/api/events", { headers: headersFor("text/event-stream"), cache: "no-store" });
+  if (!answer.ok) return;
+  isFollowing = true;
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = "", part = await reader.read(); !part.done; part = await reader.read()) {
+    const lines = (rest + part.value).split("\n");
+    rest = lines.pop();
+    if (!lines.some((line) => line.startsWith("event: "))) continue;
+    hasChanged = true;
+    wake();
+  }
+}
+
+async function keepFollowing() {
+  for (;;) {
+    if (!document.hidden && byId("sign-in").hidden) await follow().catch(() => {});
+    isFollowing = false;
+    await pause(POLL_MILLISECONDS);
+  }
 }
 
 byId("sign-in").addEventListener("submit", signIn);
@@ -277,4 +321,5 @@ readFragment();
 byId("find").addEventListener("input", showAgents);
 byId("order").addEventListener("change", showAgents);
 document.addEventListener("visibilitychange", () => document.hidden || refresh().catch(failed));
-poll();
+keepFresh();
+keepFollowing();
