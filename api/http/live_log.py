@@ -48,7 +48,8 @@ class LogVector:
         except (binascii.Error, UnicodeError, ValueError):
             raise ValueError("is no id of an event") from None
         vector = cls(offsets)
-        if version != "1" or len(offsets) != len(LOGS) * partitions or vector.token() != token:
+        fits = len(offsets) == len(LOGS) * partitions and min(offsets) >= 0
+        if version != "1" or not fits or vector.token() != token:
             raise ValueError("is no id of an event of this deployment")
         return vector
 
