@@ -25,6 +25,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "rights.md"
 ME = "ann"
 MADE = "made"
 CODES = frozenset({"access_denied", "owner_required", "person_required", "role_required"})
+RELATIONS = ("no access", "access", "access to all", "owner", "owner without access")
 BODIES: dict[str, dict[str, Any]] = {
     "PUT /api/agents/{agent_id}": {},
     "PATCH /api/agents/{agent_id}": {"display_name": "a name"},
@@ -55,13 +56,19 @@ def cells() -> Iterator[Cell]:
         words = columns.split(" | ")
         assert len(words) == 1 + len(ROLES)
         for role, word in zip(ROLES, words[1:], strict=True):
-            for relation in ("no access", "access", "owner", "owner without access"):
+            for relation in RELATIONS:
                 yield Cell(address, role, relation, refusals(word, relation))
 
 
 def refusals(word: str, relation: str) -> frozenset[str]:
-    has_access = relation in ("access", "owner")
-    if word == "yes" or (word == "access" and has_access) or (word == "owner" and relation == "owner"):
+    has_access = relation in ("access", "access to all", "owner")
+    is_enough = {
+        "yes": True,
+        "access": has_access,
+        "owner": relation == "owner",
+        "all agents": relation == "access to all",
+    }
+    if is_enough.get(word):
         return frozenset()
     if word in ("access", "owner", "all agents"):
         return frozenset({"owner_required" if has_access and word == "owner" else "access_denied"})
@@ -77,12 +84,12 @@ async def agents(berth: Stack) -> dict[str, str]:
     for agent, owner in ((mine, ME), (other, "ben")):
         answer = await limited(berth.http, agent, 1, owner=owner)
         await read_at(berth.http, answer, f"/api/agents/{agent}")
-    return {"no access": other, "access": other, "owner": mine, "owner without access": mine}
+    return {relation: mine if relation.startswith("owner") else other for relation in RELATIONS}
 
 
 async def ask(berth: Stack, cell: Cell, agent: str) -> tuple[int, dict[str, Any]]:
     """Status, and the body of a refusal."""
-    allowed = (agent,) if cell.relation in ("access", "owner") else ("another",)
+    allowed = {"access": (agent,), "owner": (agent,), "access to all": ("*",)}.get(cell.relation, ("another",))
     method, _, path = cell.address.partition(" ")
     path = re.sub(r"\{(\w+)\}", lambda found: agent if found[1] == "agent_id" else MADE, path)
     request = berth.http.build_request(
