@@ -4,10 +4,12 @@ import random
 from collections import defaultdict
 
 import pytest
+from pydantic import TypeAdapter
 
 from streams.audit.as_of import agent_then, as_json, everything, site_then
 from streams.audit.logged import Decider, Logged, Unreadable, merged, read
 from streams.audit.past import DoesNotFit, Past
+from streams.audit.stored import StoredAgent, StoredSite
 from streams.rules.agent.state import Agent
 from streams.rules.order import SECOND
 from streams.rules.site.state import Site
@@ -47,6 +49,26 @@ def test_the_fold_equals_what_the_deciders_hold(number: int, seed: int) -> None:
         assert of_log(agent) == of_log(driven.agent(agent_id))
     for site_id, site in past.sites.items():
         assert of_site(site) == of_site(driven.site(site_id))
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_a_fold_can_be_put_down_and_taken_up_again(number: int, seed: int) -> None:
+    """At any decision, as JSON, with nothing lost that later ones need."""
+    log = list(log_of(Office(seed * 10 + number).work(60, 200).driven))
+    whole, parts = folded(log), Past()
+    agents, sites = TypeAdapter(StoredAgent), TypeAdapter(StoredSite)
+    for place, logged in enumerate(log):
+        if place % 40 == 20:
+            for agent_id, agent in parts.agents.items():
+                written = agents.dump_json(StoredAgent.of(agent))
+                parts.agents[agent_id] = agents.validate_json(written).agent(agent_id)
+            for site_id, site in parts.sites.items():
+                parts.sites[site_id] = sites.validate_json(sites.dump_json(StoredSite.of(site))).site(site_id)
+        parts.fold(logged)
+    for agent_id, agent in whole.agents.items():
+        assert of_log(parts.agents[agent_id]) == of_log(agent)
+    for site_id, site in whole.sites.items():
+        assert site_content(parts.sites[site_id]) == site_content(site)
 
 
 def test_a_moment_of_the_past_is_what_was_seen_then(seed: int) -> None:
