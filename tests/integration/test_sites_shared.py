@@ -22,11 +22,13 @@ from tests.integration.workers import PARTITIONS, WorkerProcess, workers
 
 pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
 
+POOL_CAPACITY = 3
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def two_workers(kafka: EmbeddedKafka) -> AsyncIterator[list[WorkerProcess]]:
     await empty_topics(kafka.bootstrap, PARTITIONS)
-    async with workers(kafka.bootstrap, 2, WORKER) as running:
+    async with workers(kafka.bootstrap, 2, WORKER, WORKER_POOL_CAPACITY=str(POOL_CAPACITY)) as running:
         await _share(running)
         yield running
 
@@ -92,6 +94,20 @@ async def test_of_two_agents_that_claim_one_folder_in_the_same_instant_exactly_o
     await play.all_ended()
     assert play.clashes == []
     assert all(len(play.dispatches[id]) == 1 for id in every)
+
+
+async def test_the_default_site_has_as_many_workers_as_the_deployment_says(play: Play) -> None:
+    agent = next(names("plain", 5))
+    await play.unlimited(agent)
+    ids = [await play.trigger(agent, f"plain-{number}", worker=True) for number in range(POOL_CAPACITY + 1)]
+    *first, last = ids
+    await play.dispatched(*first)
+    await play.saw("claim_waiting", last)
+    assert play.events["claim_waiting", *last][0]["reason"] == "site_workers_busy"
+    await play.finish(first[0])
+    await play.dispatched(last)
+    await asyncio.gather(*(play.finish(id) for id in (*first[1:], last)))
+    await play.all_ended()
 
 
 async def test_ten_slots_serve_one_unlimited_agent_and_never_an_eleventh(play: Play) -> None:
