@@ -151,6 +151,10 @@ async def test_readyz_turns_bad_in_time_whatever_is_wrong_and_good_again(berth: 
         await until_status(http, "/readyz", 200, BACK_SECONDS_MAX)
         await until_status(projector, "/readyz", 200, BACK_SECONDS_MAX)
 
+        listener = Listener({"agents": ["live"]})
+        following = asyncio.create_task(listener.listen(http, lambda heard: len(heard.told) == 2, 90))
+        await listener.connected.wait()
+        await request_turns(berth, "before Kafka froze", agent_id="live")
         async with await client_of(berth.worker, "worker_listens") as worker, berth.supervised():
             since = time.monotonic()
             berth.kafka.pause()
@@ -160,6 +164,9 @@ async def test_readyz_turns_bad_in_time_whatever_is_wrong_and_good_again(berth: 
             assert (await http.get("/metrics")).text.count("berth_ready 0.0") == 1
             berth.kafka.resume()
             await until_status(http, "/readyz", 200, BACK_SECONDS_MAX)
+            await request_turns(berth, "after Kafka froze", agent_id="live")
+            await following
+            assert decisions_by_key(listener.told) == {("agent_id", "live"): [1, 2]}
     assert Counter(await berth.accepted("a")).most_common(1)[0][1] == 1
 
 
