@@ -3,13 +3,26 @@
 from typing import Final, NamedTuple
 
 
-class Mutant(NamedTuple):
+class Edit(NamedTuple):
     """``old`` is one place of the file."""
+
+    file: str
+    old: str
+    new: str
+
+
+class Mutant(NamedTuple):
+    """A fault and the line that makes it; ``also``: what must change with it, or it would only crash."""
 
     fault: str
     file: str
     old: str
     new: str
+    also: tuple[Edit, ...] = ()
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        return Edit(self.file, self.old, self.new), *self.also
 
 
 STATE: Final = "streams/rules/agent/state.py"
@@ -58,8 +71,8 @@ OF_SITES: Final = (
     Mutant(
         "reservations are nothing",
         STATE,
-        "self.running + int(self.asking.bisect_left(key)) < limit",
-        "self.running < limit",
+        "self.running + starting + int(self.asking.bisect_left(key)) < limit",
+        "self.running + starting < limit",
     ),
     Mutant(
         "younger reservations count", STATE, "int(self.asking.bisect_left(key)) < limit", "len(self.asking) < limit"
@@ -128,9 +141,7 @@ OF_SITES: Final = (
         "row.claim_n == answer.n:",
     ),
     Mutant("a reservation never lapses", TIMERS, 'if row.claim_state == "asking":', "if False:"),
-    Mutant(
-        "a mute site is asked on", STATE, "in self.ready.items() if site not in self.mute)", "in self.ready.items())"
-    ),
+    Mutant("a mute site is asked on", STATE, "if keys and site not in self.mute and (oldest", "if keys and (oldest"),
     Mutant("mute for ever", EVOLVE, "    agent.set_mute(row, False)\n", ""),
     Mutant("(a) nobody is counted", SITE_EVOLVE, "passed.passed += 1", "passed.passed += 0"),
     Mutant("(a) the younger one is counted", SITE_DECIDE, "oldest < key_of(claim)", "oldest > key_of(claim)"),
@@ -214,14 +225,14 @@ OF_SITES: Final = (
     Mutant(
         "claims reserve no budget",
         STATE,
-        "self.row.run_budget > len(self.held) + len(self.asking)",
+        "budget > len(self.held) + len(self.asking) + starting",
         "self.row.run_budget > 0",
     ),
     Mutant(
         "an ask takes the last of a budget",
         ACCEPT,
-        "len(agent.asking) + len(starting) >= budget",
-        "len(agent.asking) >= budget",
+        "agent.has_budget(len(starting))",
+        "agent.budget_left",
     ),
     Mutant("a serial agent keeps its limit", CONTROLS, '        after["parallelism_limit"] = 1\n', "        pass\n"),
     Mutant("approval makes up for what nobody heard of", ROWS, ' and outcome in ("failed", "stopped"))', ")"),
@@ -234,4 +245,196 @@ OF_SITES: Final = (
     Mutant("watchers that know are kept", STATE, 'if outcome == "finished":', "if False:"),
     Mutant("watchers are told once only", STATE, "if row.told == standing:", 'if row.told != "nothing":'),
     Mutant("a reply may lose its conversation to an older one", ACCEPT, "or row.conversation_id == replied", ""),
+    Mutant(
+        "what asks is not withdrawn",
+        STEP,
+        "    if row.claim_n is None or row.site_id is None:\n",
+        '    if row.claim_n is None or row.site_id is None or row.claim_state == "asking":\n',
+    ),
+    Mutant(
+        "the site ignores numbers, the agent releases a stale grant again",
+        ANSWERS,
+        '        case _:\n            step.ignored = events.Ignored(reason="stale")\n',
+        "        case Granted():\n"
+        "            from streams.rules.site_messages import Release\n"
+        "            about = {'agent_id': step.agent.agent_id, 'trigger_id': answer.trigger_id, 'n': answer.n}\n"
+        "            sender = step.sender()\n"
+        "            step.messages.append(\n"
+        "                Release(at=step.at, sender=sender, site='default', started=False, **about)\n"
+        "            )\n"
+        '            step.ignored = events.Ignored(reason="stale")\n'
+        '        case _:\n            step.ignored = events.Ignored(reason="stale")\n',
+        (Edit(SITE_DECIDE, "if claim is None or claim.n != command.n:", "if claim is None:"),),
+    ),
+    Mutant(
+        "a retry keeps the old available_at",
+        EVOLVE,
+        'agent.wait_again(row, event.retry_at, "queue", origin.at)',
+        'agent.wait_again(row, row.available_at, "queue", origin.at)',
+    ),
+    Mutant(
+        "a reservation is trusted after the limit was lowered",
+        PUMP,
+        "        if key is not None and agent.room_for(key):\n",
+        "        if key is not None and (agent.room_for(key) or key in agent.held):\n",
+    ),
+    Mutant(
+        "a slot is freed, and the next not started",
+        DECIDE,
+        "and not isinstance(command, Park):",
+        "or (step.emitted and not isinstance(command, Park | Status)):",
+    ),
+    Mutant(
+        "a release gives nothing to the next",
+        SITE_DECIDE,
+        "    _give_out(step)\n    if isinstance",
+        "    if not isinstance(command, Release):\n        _give_out(step)\n    if isinstance",
+    ),
+    Mutant(
+        "a release is sent twice",
+        STEP,
+        "    step.messages.append(\n        Release(",
+        "    (lambda message: step.messages.extend((message, message)))(\n        Release(",
+    ),
+    Mutant(
+        "(a) every older one is counted",
+        SITE_EVOLVE,
+        "        passed.passed += 1\n",
+        "        for one in site.claims.values():\n"
+        "            one.passed += not one.granted and key_of(one) < key_of(claim)\n",
+    ),
+    Mutant(
+        "(a) the youngest passed one is counted",
+        SITE_DECIDE,
+        "    oldest = site.forest.oldest_waiting(place) if place is not None else None\n",
+        "    older = [key_of(one) for one in site.claims.values() if one.id in site.shown and one.path is not None]\n"
+        "    older = [key for key in older if key < key_of(claim)]\n"
+        "    oldest = max(older, default=None) if place is not None else None\n",
+    ),
+    Mutant(
+        "(a) gated ones are counted too",
+        SITE_DECIDE,
+        "    oldest = site.forest.oldest_waiting(place) if place is not None else None\n",
+        "    waiting = [key_of(one) for one in site.claims.values() if not one.granted and one.path is not None]\n"
+        "    oldest = min(waiting, default=None) if place is not None else None\n",
+    ),
+    Mutant(
+        "(b) a force claim reserves a slot",
+        STATE,
+        'elif row.claim_state == "asking" and row.on_busy != "force":\n                self.asking.add(key)',
+        'elif row.claim_state == "asking":\n                self.asking.add(key)',
+        (
+            Edit(
+                STATE,
+                'elif row.claim_state == "asking" and row.on_busy != "force":\n                self.asking.remove(key)',
+                'elif row.claim_state == "asking":\n                self.asking.remove(key)',
+            ),
+        ),
+    ),
+    Mutant(
+        "(c) not only the head may act",
+        STATE,
+        "        return oldest if oldest is not None and oldest.available_at",
+        "        rows = (self.triggers[key.id.decode()] for key in self.waiting)\n"
+        "        rows = (row for row in rows if row.claim_state is None and row.place)\n"
+        "        oldest = next((row.key for row in rows), oldest)\n"
+        "        return oldest if oldest is not None and oldest.available_at",
+    ),
+    Mutant(
+        "(c) the line is ordered by key",
+        PUMP,
+        "place=(0 if comes_next else 1, agent.row.places + 1)",
+        "place=(0 if comes_next else 1, row.available_at)",
+        (
+            Edit(
+                STATE,
+                "        row.forced = False\n",
+                "        row.forced = False\n"
+                "        self.leave_line(row)\n"
+                "        row.place = (1, available_at)\n"
+                "        self.enter_line(row)\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "(c) a retried trigger goes to the end of its line",
+        STATE,
+        "        row.forced = False\n",
+        "        row.forced = False\n"
+        "        self.leave_line(row)\n"
+        "        self.row.places += 1\n"
+        "        row.place = (1, self.row.places)\n"
+        "        self.enter_line(row)\n",
+    ),
+    Mutant(
+        "(c) who waits for a person leaves the line",
+        EVOLVE,
+        '    row.state = "paused"\n',
+        '    row.state = "paused"\n    agent.leave_line(row)\n    row.place = None\n    agent.enter_line(row)\n',
+    ),
+    Mutant(
+        "(d) claim numbers count per trigger",
+        PUMP,
+        "    n = agent.row.claims + 1\n",
+        "    n = row.attempt + row.late + 1\n",
+        (Edit(EVOLVE, " and row.claim_state is None and event.n == agent.row.claims + 1\n", "\n"),),
+    ),
+    Mutant("(d) execution ids count per trigger", PUMP, "-{step.seq}-{len(step.emitted)}", "-{row.attempt + 1}-0"),
+    Mutant(
+        "(d) a live id is taken over by a new trigger",
+        STEP,
+        'live = agent.triggers.get(id) if kind == "trigger" else None',
+        "live = None",
+    ),
+    Mutant(
+        "(e) decide_before not when granted",
+        PUMP,
+        "if row.decide_before is not None and row.decide_before <= step.at:",
+        'if row.decide_before is not None and row.decide_before <= step.at and row.claim_state != "held":',
+    ),
+    Mutant(
+        "(f) a pause takes everything back at once",
+        PUMP,
+        "    while agent.claimed:\n        if not step.may_change():",
+        "    while agent.claimed:\n        if False:",
+    ),
+    Mutant(
+        "(f) a pause stops after M and forgets the rest",
+        PUMP,
+        "    while agent.claimed:\n        if not step.may_change():\n            return",
+        "    while agent.claimed:\n        if not step.may_change():\n"
+        "            step.more = False\n            return",
+    ),
+    Mutant(
+        "(f) a gate recalls everything at once",
+        SITE_DECIDE,
+        "    elif site.recalls(walk):\n        if step.changes_left == 0:",
+        "    elif site.recalls(walk):\n        if False:",
+    ),
+    Mutant(
+        "(f) a gate recalls the first M only",
+        SITE_DECIDE,
+        "    elif site.recalls(walk):\n        if step.changes_left == 0:\n            return False",
+        "    elif site.recalls(walk):\n        if step.changes_left == 0:\n            return True",
+    ),
+    Mutant(
+        "(f) a pause blocks starts only when it is worked off",
+        PUMP,
+        "    if agent.held_back:\n        _withdraw(step)\n",
+        "    if agent.held_back:\n        _withdraw(step)\n        step.changes_left = step.more and 1\n"
+        "        step.more = step.more and _start(step)\n",
+    ),
+    Mutant("a resume skips admission", EVOLVE, '"force" if event.force else "queue", origin.at', '"force", origin.at'),
+    Mutant(
+        "a refusal changes a count",
+        ACCEPT,
+        "        step.refusal = refusal\n        return",
+        "        step.refusal = refusal\n        agent.row.places += 1\n        return",
+    ),
+    Mutant(
+        "who has ended within the step is told of later",
+        PUMP,
+        "        _tell(step)\n",
+        "        pass\n",
+    ),
 )

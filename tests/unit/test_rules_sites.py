@@ -490,3 +490,14 @@ def test_messages_of_one_trigger_are_bounded() -> None:
     driven.finish("hog", "H")
     own = [m for m in driven.messages if b'"t1"' in (m.value or b"")]
     assert len(own) == 3, "claim, waiting, granted"
+
+
+def test_a_forced_claim_reserves_no_slot() -> None:
+    """B4: it exceeds the limit anyway; what becomes free meanwhile goes to whoever waits."""
+    driven = Driven(delivers=False)
+    driven.trigger("t1")
+    driven.trigger("f", kind="chat", interactive=True, on_busy="force", worker=True)
+    assert driven.claim_state("f") == "asking"
+    driven.trigger("t2")
+    driven.finish("t1")
+    assert driven.running() == ["t2"]
