@@ -28,6 +28,7 @@ from projections.schema import (
     LIVE_SCHEMA,
     LOCK_CLASS,
     LOCK_WRITER,
+    MIGRATION_LOCK,
     REBUILD_LOCK,
     REBUILT_SCHEMA,
     Connection,
@@ -85,6 +86,8 @@ async def rebuild(bootstrap: str, url: str, partitions: int, report: Report) -> 
         await _catch_up(reader, store, report, furthest)
         await asyncio.to_thread(_analyze, store)
         with live.transaction():
+            # Nor may somebody who starts be in the midst of making the tables that are replaced.
+            live.execute("SELECT pg_advisory_xact_lock(%s, %s)", (LOCK_CLASS, MIGRATION_LOCK))
             live.execute(LOCK_WRITER)
             await _apply_until(reader, store, _live_positions(live, reader), report)
             rows = await asyncio.to_thread(_count, store)

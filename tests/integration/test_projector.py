@@ -340,6 +340,37 @@ async def test_rebuilds_under_load_lose_and_repeat_nothing(
     await check_against_log(topics.bootstrap, database, PARTITIONS)
 
 
+async def test_a_rebuild_does_not_replace_tables_that_somebody_is_in_the_midst_of_making(
+    topics: EmbeddedKafka, published: Publisher, database: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await published.publish(History(seed, PARTITIONS).live(50).transactions())
+    monkeypatch.setattr("projections.rebuild.NEAR_RECORDS", 0)  # it reports before it begins to replace them
+    holds: list[bool] = []
+    with schema.connect(database) as maker, schema.connect(database) as watcher:
+
+        def begin_making(_what: str, _done: int, _total: int) -> None:
+            if not holds:
+                holds.append(True)
+                maker.execute("SELECT pg_advisory_lock(%s, %s)", (schema.LOCK_CLASS, schema.MIGRATION_LOCK))
+
+        def work() -> dict[str, int]:
+            return asyncio.run(rebuild(topics.bootstrap, database, PARTITIONS, begin_making))
+
+        rebuilding = asyncio.create_task(asyncio.to_thread(work))
+
+        async def waits_for_it() -> bool:
+            found = watcher.execute(
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s AND NOT granted",
+                (schema.MIGRATION_LOCK,),
+            )
+            return found.fetchone() == (1,)
+
+        await until(waits_for_it, timeout_seconds=30)
+        assert not rebuilding.done()
+        maker.execute("SELECT pg_advisory_unlock_all()")
+        assert (await rebuilding)["decisions"] == published.counts[DECISIONS.name]
+
+
 async def test_a_rebuild_keeps_the_texts_that_the_log_no_longer_holds(
     topics: EmbeddedKafka, published: Publisher, database: str, seed: int
 ) -> None:

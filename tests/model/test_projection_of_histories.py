@@ -1,4 +1,4 @@
-"""The rows for readers are the fold of the log (I8): of random histories, and of every recorded log."""
+"""The rows for readers are the fold of the log (I8): of random histories, of clusters with faults, of recorded logs."""
 
 import random
 
@@ -9,8 +9,11 @@ from tests.golden.files import replayed
 from tests.golden.scenarios import SCENARIOS
 from tests.histories import SITES, History
 from tests.projected import READERS, Shelf, as_dicts, check_agent_rows, check_site_rows
+from tests.simulation.checker import Checker
+from tests.simulation.test_simulation import live_with_faults, swarm
 
 HISTORIES = 12
+CLUSTERS = 30
 STEPS = 250
 
 
@@ -31,6 +34,24 @@ def test_rows_of_a_random_history_are_what_the_rules_hold_at_every_point(number:
     anew = Shelf()
     anew.apply(record for record in records if record.topic in READERS)
     assert as_dicts(anew.rows) == as_dicts(shelf.rows), "built anew they are the same"
+
+
+@pytest.mark.parametrize("number", range(CLUSTERS))
+def test_rows_of_a_cluster_with_faults_are_what_its_next_owners_restore(number: int, seed: int) -> None:
+    """Crashes, zombies and repeated input leave one log, and the rows are those of its fold."""
+    cluster, commands = swarm(seed * CLUSTERS + number)
+    live_with_faults(cluster, Checker(cluster), commands)
+    shelf = Shelf()
+    for (topic, partition), records in cluster.log.items():
+        if topic in READERS:
+            log = [LogRecord(topic, partition, one.offset, one.key, one.value, one.headers, 0) for one in records]
+            shelf.apply_in_batches(log, cluster.random)
+    for owned in range(cluster.partitions):
+        restored = cluster.restored(owned, cluster.now)
+        for agent_id, agent in restored.agents.items():
+            check_agent_rows(shelf.rows, agent, agent_id)
+        for site in restored._sites:
+            check_site_rows(shelf.rows, site, site.site_id)
 
 
 @pytest.mark.parametrize("name", [scenario.__name__ for scenario in SCENARIOS])
