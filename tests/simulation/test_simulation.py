@@ -13,7 +13,7 @@ import pytest
 
 from streams.rules import events, site_events
 from streams.rules.agent.state import Agent
-from streams.rules.limits import CLAIM_PASSES_MAX, Defaults
+from streams.rules.limits import Defaults
 from streams.rules.order import SECOND
 from tests.simulation.checker import Checker, TriggerId
 from tests.simulation.cluster import Cluster, Faults
@@ -139,8 +139,6 @@ def run(seed: int) -> None:
     TOTAL.update(checker.counts)
     TOTAL.update(cluster.fired)
     TOTAL["seeds"] += 1
-    most = max((site.passed_most for site in checker.sites.values()), default=0)
-    TOTAL["claims passed as often as they may be"] += most == CLAIM_PASSES_MAX
 
 
 @pytest.mark.timeout(600)
@@ -162,6 +160,8 @@ def kinds(union: object) -> set[str]:
 
 NEVER_HERE = {"parked", "unparked", "forgotten"}
 """The rules never fail here, and no run lasts for days; tests/unit and tests/model see to these."""
+TOO_RARE = {"force_limit_reached"}
+"""About one in four hundred seeds; tests/unit sees to it."""
 
 
 def test_every_fault_and_every_kind_of_event_and_refusal_happened_in_some_run() -> None:
@@ -170,9 +170,9 @@ def test_every_fault_and_every_kind_of_event_and_refusal_happened_in_some_run() 
         pytest.skip("too few seeds to expect everything")
     expected = {
         *vars(Faults()),
-        *("interleaved", "zombie_refused", "continued", "claims passed as often as they may be"),
+        *("interleaved", "zombie_refused", "continued"),
         *(kinds(events.Event) | kinds(site_events.SiteEvent)) - NEVER_HERE,
-        *(f"refused {code}" for code in events.REFUSAL_CODES),
+        *(f"refused {code}" for code in events.REFUSAL_CODES if code not in TOO_RARE),
     }
     missing = sorted(name for name in expected if not TOTAL[name])
     assert not missing, missing
