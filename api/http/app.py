@@ -17,17 +17,19 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-from api.http import metrics, problems
+from api.http import description, metrics, problems
 from api.http.auth import Authentication
 from api.http.database import Database, ProjectionBehind
 from api.http.decisions import Log
+from api.http.dispatches import Dispatches
 from api.http.envelope import Envelope
 from api.http.intake import Intake
 from api.http.live import Live
 from api.http.readiness import Bounds, Readiness
 from api.http.rights import require_right
-from api.http.routes import agents, conversations, events, public, triggers
+from api.http.routes import agents, bulk, conversations, events, public, runners, sites, tasks, triggers
 from api.http.routes.parameters import Service, ServiceOf
+from api.http.tasks import Outcomes
 from api.http.writes import Writes
 
 log = structlog.get_logger()
@@ -71,6 +73,8 @@ def create_app(
         database=database,
         log=service_log,
         live=Live(bootstrap, partitions, service_log),
+        dispatches=Dispatches(bootstrap, partitions),
+        outcomes=Outcomes(service_log),
         writes=Writes(service_log, database),
         readiness=Readiness(bootstrap, partitions, database, bounds),
         authentication=authentication,
@@ -87,13 +91,14 @@ def create_app(
     app.add_middleware(Envelope)
     problems.install(app)
     app.add_exception_handler(ProjectionBehind, _answer_behind)
-    for router in (agents.router, triggers.router, conversations.router, events.router, public.router):
-        app.include_router(router)
+    for module in (agents, triggers, conversations, bulk, tasks, sites, runners, events, public):
+        app.include_router(module.router)
     app.add_api_route("/healthz", _health, methods=["GET"], tags=["operation"])
     app.add_api_route("/readyz", _ready, methods=["GET"], tags=["operation"])
     app.add_api_route("/metrics", _metrics, methods=["GET"], tags=["operation"])
     app.add_api_route("/", _page, methods=["GET"], include_in_schema=False)
     app.add_api_route("/dashboard/{name}", _page_file, methods=["GET"], include_in_schema=False)
+    description.install(app)
     return app
 
 

@@ -22,12 +22,13 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow, dict_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from api.http.answers import OUTCOME_TYPES
+from api.http.answers import OUTCOME_TYPES, AnyDecision, Outgoing
 from api.http.positions import LogPosition
 from projections.schema import CONNECT_TIMEOUT_SECONDS, LIVE_SCHEMA
 from projections.store import CHANNEL
 from streams import DECISIONS, SITE_DECISIONS, Topic
-from streams.rules.events import Decision, read_decision
+from streams.rules.events import read_decision
+from streams.rules.site_events import read_site_decision
 
 POOL_CONNECTIONS_MAX: Final = 8
 POOL_WAIT_SECONDS: Final = 2.0
@@ -65,6 +66,34 @@ _OURS: Final[dict[str, LiteralString]] = {
                ::text
           FROM (slots_of_agents_page) AS page
         """.replace("slots_of_agents_page", _OF_PROJECTIONS["slots_of_agents_page"]),
+    "site_decision_as_text": "SELECT record::text FROM site_decisions WHERE site = %(site)s AND seq = %(seq)s",
+    # How much an organization or department has granted at a site, whether its gate was ever changed or not.
+    "gate_granted": """
+        SELECT count(*) AS granted
+          FROM site_claims
+         WHERE site = %(site)s AND granted_at IS NOT NULL
+           AND CASE %(scope)s::text WHEN 'organization' THEN organization_id ELSE department_id END = %(gate_name)s""",
+    # Live triggers by filters (null: any), oldest first.
+    "live_triggers": """
+        SELECT agent_id, trigger_id
+          FROM triggers
+         WHERE ended_at IS NULL AND accepted_at >= %(since)s
+           AND (%(visible)s::text[] IS NULL OR agent_id = ANY(%(visible)s::text[]))
+           AND (%(state)s::text IS NULL OR state = %(state)s)
+           AND (%(kind)s::text IS NULL OR kind = %(kind)s)
+           AND (%(organization_id)s::text IS NULL OR organization_id = %(organization_id)s)
+         ORDER BY accepted_at, agent_id, trigger_id
+         LIMIT %(max_rows)s""",
+    # Which of some attempts have ended.
+    "ended_attempts": """
+        SELECT execution_id FROM attempts
+         WHERE ended_at IS NOT NULL AND (agent_id, trigger_id, execution_id) IN (
+               SELECT * FROM unnest(%(agent_ids)s::text[], %(trigger_ids)s::text[], %(execution_ids)s::text[]))""",
+    # When the oldest attempt of some agents (null: of any) that still runs was dispatched.
+    "oldest_running_attempt": """
+        SELECT min(dispatched_at)
+          FROM attempts
+         WHERE ended_at IS NULL AND (%(agent_ids)s::text[] IS NULL OR agent_id = ANY(%(agent_ids)s::text[]))""",
     # What a command was answered that the decision seq settled; or, of an ask that this one only accepted (its site had
     # the last word), the decision that then said what became of it.
     "first_answer": """
@@ -150,6 +179,8 @@ class Database:
         """Why it doesn't answer, None while it does."""
         self._url = url
         self._moved = asyncio.Condition()
+        self._few = asyncio.Semaphore(POOL_CONNECTIONS_MAX // 2)
+        """However many ask again at once, others find a connection."""
         self._slots: Shared[str] = Shared(lambda: self._read_slots(None))
         self._pool: AsyncConnectionPool[AsyncConnection[DictRow]] = AsyncConnectionPool(
             url,
@@ -194,6 +225,12 @@ class Database:
                 raise psycopg.OperationalError(self.error) from None
             raise ProjectionBehind from None
 
+    async def moved(self, seconds: float) -> None:
+        """Return when the projection has applied something more, at the latest after ``seconds``."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds), self._moved:
+                await self._moved.wait()
+
     async def slots(self, visible: list[str] | None = None, min_position: LogPosition | None = None) -> str:
         """``{agent: {"max", "active"}}`` of these agents, None: of all, as JSON. Raises as ``reading``."""
         if min_position is not None:
@@ -205,20 +242,26 @@ class Database:
             text: str = await reading.value("slots_as_json", after_agent_id="", visible=visible, max_rows=None)
             return text
 
-    async def first_answer(self, agent_id: str, id: str, seq: int, position: LogPosition) -> Decision | None:
+    async def first_answer(self, command: Outgoing, seq: int, position: LogPosition) -> AnyDecision | None:
         """The decision that answered a command whose id ``seq`` settled or accepted; both are before ``position``.
 
         None when the projection is behind or the database away.
         """
+        about = {"id": command.id, "seq": seq, "outcomes": list(OUTCOME_TYPES)}
+        of_site = command.kind == "site_control"
         try:
-            async with self.reading(position) as reading:
-                record = await reading.value(
-                    "first_answer", agent_id=agent_id, id=id, seq=seq, outcomes=list(OUTCOME_TYPES)
-                )
-        except (psycopg.OperationalError, PoolTimeout, ProjectionBehind) as error:
+            await self.wait_for(position)
+            async with self._few, self.reading() as reading:
+                if of_site:
+                    record = await reading.value("site_decision_as_text", site=command.decider, seq=seq)
+                else:
+                    record = await reading.value("first_answer", agent_id=command.decider, **about)
+        except (psycopg.OperationalError, psycopg.errors.UndefinedTable, PoolTimeout, ProjectionBehind) as error:
             log.warning("database_not_reached", error=repr(error))
             return None
-        return None if record is None else read_decision(record.encode())
+        if record is None:
+            return None
+        return read_site_decision(record.encode()) if of_site else read_decision(record.encode())
 
     async def run(self) -> None:
         """Keep ``next_offsets`` until cancelled."""

@@ -22,7 +22,7 @@ told 503; that is what ids and decide_before are for.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -124,9 +124,9 @@ class Log:
             await _abandon(acknowledged)
             self._answers.forget(waiter)
 
-    async def publish(self, topic: Topic, key: str, value: bytes, arrived_seconds: float) -> None:
-        """Write a record that nobody answers; returns when Kafka has it. Raises LogUnavailable."""
-        acknowledged = asyncio.create_task(self._send(topic, key, value), name="send")
+    async def publish(self, topic: Topic, records: Sequence[tuple[str, bytes]], arrived_seconds: float) -> None:
+        """Write (key, value) in this order; nobody answers them. Returns when Kafka has all. Raises LogUnavailable."""
+        acknowledged = asyncio.create_task(self._send_all(topic, records), name="send")
         try:
             await _first_of(None, acknowledged, arrived_seconds + ANSWER_SECONDS_MAX)
             if not acknowledged.done():
@@ -146,16 +146,23 @@ class Log:
 
     async def _send(self, topic: Topic, key: str, value: bytes) -> None:
         """Write the record; returns when Kafka has acknowledged it. Raises KafkaError."""
+        await self._send_all(topic, [(key, value)])
+
+    async def _send_all(self, topic: Topic, records: Sequence[tuple[str, bytes]]) -> None:
         await self._connected.wait()
         assert self._producer is not None
-        acknowledgement = await self._producer.send(
-            topic.name,
-            key=key.encode(),
-            value=value,
-            partition=partition_of(key, self._partitions),
-            headers=[(VIA_HEADER, b"http")],
-        )
-        await asyncio.shield(acknowledgement)  # one caller's impatience must not cancel what others wait for
+        acknowledgements = [
+            await self._producer.send(
+                topic.name,
+                key=key.encode(),
+                value=value,
+                partition=partition_of(key, self._partitions),
+                headers=[(VIA_HEADER, b"http")],
+            )
+            for key, value in records
+        ]
+        for acknowledgement in acknowledgements:
+            await asyncio.shield(acknowledgement)  # one caller's impatience must not cancel what others wait for
 
     def _check_acknowledged(self, topic: Topic, send: "asyncio.Task[None]") -> None:
         try:

@@ -108,6 +108,10 @@ def unknown_agent(agent_id: str) -> Problem:
     return Problem(404, "agent_not_found", f"There is no agent {agent_id!r}. {REFUSAL_ADVICE['agent_not_found'][15:]}")
 
 
+def unknown_trigger(agent_id: str, trigger_id: str) -> Problem:
+    return Problem(404, "trigger_unknown", f"Agent {agent_id!r} has no trigger {trigger_id!r}.")
+
+
 def unavailable(code: str, detail: str) -> Problem:
     return Problem(503, code, detail, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
 
@@ -145,7 +149,8 @@ def of_refusal(refusal: Refusal, members: Mapping[str, Any], status: int | None 
     )
 
 
-def _of_log(error: LogUnavailable) -> Problem:
+def of_log(error: LogUnavailable) -> Problem:
+    """What a write is told that Kafka has not acknowledged, or nobody has decided in time."""
     if error.acknowledged:
         detail = (
             "Kafka has the request, but it was not decided in time: it will not take effect. Send it again; with the "
@@ -170,6 +175,7 @@ def of_validation(errors: Sequence[Any]) -> Problem:
     errors = sorted(errors, key=lambda error: error["loc"][-1:] != ("on_busy",))
     error = errors[0]
     where, *path = error["loc"]
+    path = [part for part in path if not str(part).startswith("(")]  # the form of the body is no field
     field = ".".join(str(part) for part in path) or str(where)
     if error["type"] == "missing" and not path:
         return invalid("missing_field", "body", "The request needs a JSON body (Content-Type: application/json).")
@@ -188,7 +194,7 @@ async def _answer_problem(_request: Request, error: Exception) -> JSONResponse:
 
 async def _answer_log(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, LogUnavailable)
-    return _of_log(error).response()
+    return of_log(error).response()
 
 
 async def _answer_validation(_request: Request, error: Exception) -> JSONResponse:

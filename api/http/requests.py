@@ -26,6 +26,10 @@ from streams.rules.messages import (
 from streams.rules.order import format_instant, parse_instant
 
 DROPPED_FIELDS: Final = ("maxConcurrentRuns", "requested_by")
+BULK_MAX: Final = 1_000
+"""Triggers of one request."""
+TASK_WAIT_SECONDS_DEFAULT: Final = 60
+TASK_WAIT_SECONDS_MAX: Final = 600
 _NAMESPACE: Final = uuid.UUID("6f2c1f0e-2f0b-5d9a-9d3e-7a0c6c0a4b11")
 
 
@@ -45,11 +49,19 @@ def _message(text: str) -> str:
 
 
 def _payload(value: Any) -> Any:
+    _at_most(limits.PAYLOAD_BYTES_MAX, _json(value))
+    return value
+
+
+def _json(value: Any) -> str:
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:  # 1e999 is read as infinity
         raise ValueError("holds a number that JSON can't hold") from None
-    _at_most(limits.PAYLOAD_BYTES_MAX, text)
+
+
+def _outcome(value: Any) -> Any:
+    _json(value)
     return value
 
 
@@ -59,6 +71,9 @@ InstantText = Annotated[
 MessageField = Annotated[str, AfterValidator(_message), Field(description="at most 64 KiB of UTF-8")]
 PayloadField = Annotated[
     Any, AfterValidator(_payload), Field(description="any JSON of at most 256 KiB, handed to the runner untouched")
+]
+OutcomeField = Annotated[
+    Any, AfterValidator(_outcome), Field(description="any JSON; what is over 16 KiB is cut for readers")
 ]
 OnBusy = Literal["", "ask", "queue", "force", "interrupt"]
 
@@ -135,6 +150,117 @@ class MessageRequest(TurnRequest):
     """A further turn of a conversation: a message, a reply to a paused one, or work behind it."""
 
     message: MessageField
+
+
+class RestartRequest(TurnRequest):
+    """What is to be otherwise than in the trigger that is restarted."""
+
+
+class BulkItem(TriggerRequest):
+    """One of many triggers."""
+
+    agent_id: Id
+
+
+class BulkRequest(RequestBody):
+    """Triggers of any agents."""
+
+    triggers: Annotated[list[BulkItem], Field(min_length=1, max_length=BULK_MAX)]
+
+
+class TriggerRef(RequestBody):
+    agent_id: Id
+    trigger_id: Id
+
+
+class TriggersFilter(RequestBody):
+    """Live triggers; what isn't said is any."""
+
+    agents: Annotated[list[Id], Field(min_length=1, max_length=BULK_MAX)] | None = None
+    state: Literal["waiting", "running", "paused"] | None = None
+    kind: Kind | None = None
+    organization_id: Id | None = None
+    since: InstantText | None = None
+
+
+class BulkStopRequest(RequestBody):
+    """Either the triggers themselves, or what they have in common."""
+
+    triggers: Annotated[list[TriggerRef], Field(min_length=1, max_length=BULK_MAX)] | None = None
+    filter: TriggersFilter | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "BulkStopRequest":
+        if (self.triggers is None) == (self.filter is None):
+            raise ValueError("needs either triggers or filter")
+        return self
+
+
+class RescheduleRequest(RequestBody):
+    """From when on a waiting trigger may start."""
+
+    available_at: InstantText
+
+
+class ResumeRequest(RequestBody):
+    """What the resumed trigger does when it can't start at once."""
+
+    on_busy: OnBusy | None = None
+
+
+class TaskRequest(TurnRequest):
+    """One turn, answered with its result (sync), or when it is accepted (``async_mode``)."""
+
+    message: MessageField
+    conversation_id: Id | None = None
+    async_mode: StrictBool = False
+    wait_seconds: Annotated[StrictInt, Field(ge=0, le=TASK_WAIT_SECONDS_MAX)] = TASK_WAIT_SECONDS_DEFAULT
+
+    def given(self) -> dict[str, Any]:
+        return without(super().given(), "async_mode", "wait_seconds")
+
+
+class SystemTaskRequest(TaskRequest):
+    """A turn that the scheduler asks for, with an id of its own, which counts once."""
+
+    agent_id: Id
+    id: Id
+
+    def given(self) -> dict[str, Any]:
+        return without(super().given(), "agent_id")
+
+
+class SiteCapacityRequest(RequestBody):
+    """Workers of a site's pool; null: the deployment's default."""
+
+    capacity: Annotated[StrictInt, Field(ge=0, le=limits.POOL_CAPACITY_MAX)] | None
+
+
+class GateRequest(RequestBody):
+    """An organization or department at a site: absent is unchanged, a run_budget of null is none."""
+
+    enabled: StrictBool | None = None
+    run_budget: Count | None = None
+
+
+class StatusReport(RequestBody):
+    """What a runner says of an attempt."""
+
+    agent_id: Id
+    conversation_id: Id
+    execution_id: Id | None = None
+    status: Literal["running", "heartbeat", "paused", "finished", "failed", "stopped"]
+    retryable: StrictBool | None = None
+    phase: Literal["preparation", "execution"] | None = None
+    error: OutcomeField = None
+    result: OutcomeField = None
+    at: InstantText | None = None
+
+    @model_validator(mode="after")
+    def _names_an_attempt(self) -> "StatusReport":
+        if self.execution_id is None and self.at is None:
+            raise ValueError("needs execution_id, or at to find the attempt by")
+        return self
 
 
 class SettingsRequest(RequestBody):

@@ -169,8 +169,16 @@ def read_instant_of_cursor(text: str) -> datetime:
 
 
 def agent_summary(row: Row) -> dict[str, Any]:
-    """One line of the list of agents. ``limit`` is what holds; null: unlimited."""
-    return picked(row, _AGENT_FIELDS) | {"serial": row["is_serial"], "limit": row["max_parallel"]}
+    """One line of the list of agents. ``limit`` is what holds; null: unlimited.
+
+    ``drained``: it is paused, and nothing of it runs, is granted, or is being asked of a site.
+    """
+    under_way = row["running"] or row["asking"] or row["held"]
+    return picked(row, _AGENT_FIELDS) | {
+        "serial": row["is_serial"],
+        "limit": row["max_parallel"],
+        "drained": bool(row["paused"] or row["archived"]) and not under_way,
+    }
 
 
 def agent(row: Row) -> dict[str, Any]:
@@ -279,6 +287,63 @@ def claim(row: Row) -> dict[str, Any] | None:
     }
 
 
+_RESTARTED_FIELDS: Final = (
+    "conversation_id",
+    "kind",
+    "interactive",
+    "site",
+    "worker",
+    "environment_id",
+    "folder",
+    "organization_id",
+    "department_id",
+    "execution_class",
+    "priority",
+    "timeout_seconds",
+    "heartbeat_seconds",
+    "max_attempts",
+    "approval_required",
+)
+
+
+def to_restart(row: Row, texts: Sequence[Row]) -> dict[str, Any]:
+    """The fields of a new trigger that asks for the same as one that has ended."""
+    kept = {name: row[name] for name in _RESTARTED_FIELDS if row[name] not in (None, False)}
+    if row["parent_trigger_id"] is not None:
+        kept["parent"] = {"agent_id": row["parent_agent_id"], "trigger_id": row["parent_trigger_id"]}
+    messages = [text["content"] for text in texts if text["kind"] == "message" and text["execution_id"] == ""]
+    if messages:
+        kept["message"] = messages[0]
+    return kept
+
+
+_LISTED_FIELDS: Final = (
+    "agent_id",
+    "trigger_id",
+    "conversation_id",
+    "state",
+    "state_since",
+    "kind",
+    "interactive",
+    "requested_by",
+    "created_at",
+    "available_at",
+    "accepted_at",
+    "organization_id",
+    "department_id",
+    "attempt",
+    "failures",
+    "execution_id",
+    "ended_at",
+    "end_reason",
+)
+
+
+def listed(row: Row) -> dict[str, Any]:
+    """One trigger in a list over agents."""
+    return picked(row, _LISTED_FIELDS)
+
+
 def cause(found: Cause) -> dict[str, Any]:
     """``site``, ``scope`` and ``name`` are there only of causes that are a site's or a gate's."""
     content = asdict(found)
@@ -351,3 +416,42 @@ def conversation(row: Row, triggers: Sequence[Row]) -> dict[str, Any]:
         "live_count": row["live"],
         "triggers": [picked(one, _IN_CONVERSATION_FIELDS) for one in triggers],
     }
+
+
+# Sites
+
+
+def site(row: Row) -> dict[str, Any]:
+    """One site. ``running``: workers of the pool that are taken; ``granted``: all that runs there or is about to."""
+    return {
+        **picked(row, ("site", "capacity", "created", "paused", "paused_at", "waiting", "granted", "drained")),
+        "running": row["workers"],
+        "seq": row["seq"],
+        "decided_at": plain(row["decided_at"]),
+    }
+
+
+_CLAIM_FIELDS: Final = (
+    "agent_id",
+    "trigger_id",
+    "worker",
+    "environment_id",
+    "path",
+    "organization_id",
+    "department_id",
+)
+
+
+def site_waiting(row: Row) -> dict[str, Any]:
+    """A claim that waits at a site; ``passed``: how many younger ones were granted past it."""
+    return picked(row, (*_CLAIM_FIELDS, "available_at", "created_at", "opened_at", "passed"))
+
+
+def site_granted(row: Row) -> dict[str, Any]:
+    """What is held at a site and by whom; ``execution_id`` is null before the attempt has started."""
+    return picked(row, (*_CLAIM_FIELDS, "conversation_id", "execution_id", "granted_at"))
+
+
+def gate(row: Row) -> dict[str, Any]:
+    """An organization or department at a site. ``drained``: it is disabled and nothing of it is granted there."""
+    return picked(row, ("scope", "name", "enabled", "disabled_at", "run_budget", "run_budget_at", "granted", "drained"))

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pydantic
 
-from api.http.answers import Answer, Outgoing, digest_of_fields
+from api.http.answers import Answer, AnyDecision, Outgoing, digest_of_fields
 from api.http.auth import Caller
 from api.http.decisions import DECIDE_SECONDS, Log
 from api.http.positions import LogPosition
@@ -25,6 +25,7 @@ from streams.rules import events
 from streams.rules.limits import SCHEMA_VERSION
 from streams.rules.messages import NEVER_INTERACTIVE, Trigger
 from streams.rules.order import SECOND, format_instant
+from streams.rules.site_events import SiteDecision
 
 KEY_CHARACTERS_MAX: Final = 200
 
@@ -32,7 +33,7 @@ KEY_CHARACTERS_MAX: Final = 200
 class Decisions(Protocol):
     """Where earlier decisions can be read."""
 
-    async def first_answer(self, agent_id: str, id: str, seq: int, position: LogPosition) -> events.Decision | None:
+    async def first_answer(self, command: Outgoing, seq: int, position: LogPosition) -> AnyDecision | None:
         """What a command was answered that decision ``seq`` settled or accepted; None if it can't be read now."""
 
 
@@ -107,6 +108,7 @@ class Writes:
             if command.decide_before is not None:
                 raise _first_unavailable()
             return Reply(202, {**about, **_ACCEPTED}, headers)
+        assert isinstance(first, events.Decision)
         about |= _decided(first)
         # Whoever follows it at once must not be told that there is no such trigger, only because tables come later.
         headers["Location"] += f"?min_position={quote(str(about['log_position']), safe='')}"
@@ -120,7 +122,7 @@ class Writes:
 
     async def stop_trigger(self, agent_id: str, trigger_id: str, arrival: Arrival) -> Reply:
         """Stop one trigger: 200 it has ended, 202 its runner was told."""
-        decision, about = await self._command(agent_id, {"type": "stop", "trigger_id": trigger_id}, arrival)
+        decision, about = await self._agent_command(agent_id, {"type": "stop", "trigger_id": trigger_id}, arrival)
         about = {**about, "trigger_id": trigger_id}
         for event in decision.events:
             if isinstance(event, events.Stopped) and event.trigger_id == trigger_id:
@@ -135,7 +137,8 @@ class Writes:
 
     async def stop_conversation(self, agent_id: str, conversation_id: str, arrival: Arrival) -> Reply:
         """Stop what a conversation has running and waiting: 200 it has ended, 202 its runner was told."""
-        decision, about = await self._command(agent_id, {"type": "stop", "conversation_id": conversation_id}, arrival)
+        given = {"type": "stop", "conversation_id": conversation_id}
+        decision, about = await self._agent_command(agent_id, given, arrival)
         told = [event.trigger_id for event in decision.events if isinstance(event, events.StopRequested)]
         told_before = decision.ignored is not None and decision.ignored.reason == "already_stopping"
         content = {
@@ -150,20 +153,58 @@ class Writes:
 
     async def control(self, agent_id: str, kind: str, given: Mapping[str, Any], arrival: Arrival) -> Reply:
         """``kind``: the type of a control. 201 when it created the agent, else 200."""
-        decision, about = await self._command(agent_id, {"type": kind, **given}, arrival)
+        decision, about = await self._agent_command(agent_id, {"type": kind, **given}, arrival)
         created = any(isinstance(event, events.AgentCreated) for event in decision.events)
         if kind == "configure":
             about = {**about, "created": created, "changed": _changed(decision)}
         return Reply(201 if created else 200, about)
 
-    async def _command(
+    async def control_trigger(
+        self, agent_id: str, trigger_id: str, kind: str, given: Mapping[str, Any], arrival: Arrival
+    ) -> Reply:
+        """``kind``: approve, reschedule or resume_trigger. 200; 202 when a resumed one waits."""
+        given = {"type": kind, "trigger_id": trigger_id, **given}
+        decision, about = await self._agent_command(agent_id, given, arrival)
+        about["trigger_id"] = trigger_id
+        if decision.ignored is not None:
+            return Reply(200, {**about, "status": decision.ignored.state})
+        content: dict[str, Any] = {**about, "status": "queued"}
+        for event in decision.events:
+            match event:
+                case events.Rescheduled() | events.TriggerResumed() if event.trigger_id == trigger_id:
+                    content["available_at"] = format_instant(event.available_at)
+                case events.Dispatched() if event.trigger_id == trigger_id:
+                    return Reply(200, {**content, **_running(event)})
+                case _:
+                    pass
+        return Reply(202 if kind == "resume_trigger" else 200, content)
+
+    async def site_control(
+        self, site: str, kind: str, given: Mapping[str, Any], arrival: Arrival
+    ) -> tuple[SiteDecision, dict[str, Any]]:
+        """``kind``: the type of a control of a site. Its decision, and what every answer says of it."""
+        decision, about = await self._command({"site": site}, {"type": kind, **given}, arrival)
+        assert isinstance(decision, SiteDecision)
+        return decision, about
+
+    async def _agent_command(
         self, agent_id: str, given: Mapping[str, Any], arrival: Arrival
     ) -> tuple[events.Decision, dict[str, Any]]:
-        """Send a stop or control; its decision, and what every answer says of it. Raises Problem, LogUnavailable."""
+        decision, about = await self._command({"agent_id": agent_id}, given, arrival)
+        assert isinstance(decision, events.Decision)
+        return decision, {**about, "position": about["log_position"]}
+
+    async def _command(
+        self, decider: Mapping[str, str], given: Mapping[str, Any], arrival: Arrival
+    ) -> tuple[AnyDecision, dict[str, Any]]:
+        """Send a stop or control; its decision, and what every answer says of it. Raises Problem, LogUnavailable.
+
+        ``decider``: {"agent_id": id} or {"site": id}.
+        """
         fields = {
             "v": SCHEMA_VERSION,
-            "id": self._id(agent_id, arrival),
-            "agent_id": agent_id,
+            "id": self._id(next(iter(decider.values())), arrival),
+            **decider,
             **given,
             "requested_by": arrival.caller.subject,
             "decide_before": arrival.decide_before(),
@@ -172,19 +213,17 @@ class Writes:
         answer = await self._log.write(command, arrival.seconds)
         assert answer is not None
         first, repetition = await self._first(command, answer)
-        about = {"agent_id": agent_id, **repetition, "position": repetition["log_position"]}
         if first is None:
             raise _first_unavailable()
-        about |= _decided(first)
+        about = {**decider, **repetition, **_decided(first)}
         if first.refusal is not None:
-            raise of_refusal(first.refusal, about)
+            unknown_site = first.refusal.code == "site_unknown"  # it is what the address names, not where one waits
+            raise of_refusal(first.refusal, about, 404 if unknown_site else None)
         about["effect"] = bool(first.events)
         about["reason"] = None if first.ignored is None else first.ignored.reason
         return first, about
 
-    async def _first(
-        self, command: Outgoing, answer: Answer[events.Decision]
-    ) -> tuple[events.Decision | None, dict[str, Any]]:
+    async def _first(self, command: Outgoing, answer: Answer[AnyDecision]) -> tuple[AnyDecision | None, dict[str, Any]]:
         """The decision that answered the command first (None: it can't be read now), and what to say of repetition."""
         ignored = answer.decision.ignored
         repetition: dict[str, Any] = {"repeated": False, "log_position": str(answer.position)}
@@ -194,7 +233,7 @@ class Writes:
         known = self._log.given(command, ignored.first_seq)
         if known is not None:
             return known.decision, repetition
-        first = await self._decisions.first_answer(command.decider, command.id, ignored.first_seq, answer.position)
+        first = await self._decisions.first_answer(command, ignored.first_seq, answer.position)
         if first is None and ignored.state == "refused":
             raise _first_unavailable()
         return first, repetition
@@ -245,7 +284,7 @@ def _refusal(decision: events.Decision, trigger_id: str) -> events.Refusal | Non
 _REFUSED_LATER_FIELDS: Final = sorted(set(events.RefusedLater.model_fields) - {"type", "trigger_id"})
 
 
-def _decided(decision: events.Decision) -> dict[str, Any]:
+def _decided(decision: AnyDecision) -> dict[str, Any]:
     return {"seq": decision.seq, "decided_at": format_instant(decision.at)}
 
 
@@ -257,16 +296,7 @@ def _outcome(decision: events.Decision, trigger_id: str) -> tuple[int, dict[str,
             case events.Accepted() if event.trigger_id == trigger_id:
                 accepted = event
             case events.Dispatched() if event.trigger_id == trigger_id:
-                return 201, {
-                    "status": "running",
-                    "position": None,
-                    "reason": None,
-                    "execution_id": event.execution_id,
-                    "attempt": event.attempt,
-                    "slot_number": event.slot_number,
-                    "forced": event.forced,
-                    "lease_until": format_instant(event.lease_until),
-                }
+                return 201, {"position": None, "reason": None, **_running(event)}
             case events.Expired() | events.Stopped() if event.trigger_id == trigger_id:
                 return 202, {"status": event.type, "position": None, "reason": None}
             case _:
@@ -277,6 +307,17 @@ def _outcome(decision: events.Decision, trigger_id: str) -> tuple[int, dict[str,
         "position": accepted.position,
         "reason": accepted.reason,
         "available_at": format_instant(accepted.available_at),
+    }
+
+
+def _running(event: events.Dispatched) -> dict[str, Any]:
+    return {
+        "status": "running",
+        "execution_id": event.execution_id,
+        "attempt": event.attempt,
+        "slot_number": event.slot_number,
+        "forced": event.forced,
+        "lease_until": format_instant(event.lease_until),
     }
 
 

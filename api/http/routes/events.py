@@ -13,7 +13,7 @@ from streams.rules.messages import Id
 router = APIRouter(prefix="/api/events", tags=["live"])
 
 
-@router.get("", response_class=LiveResponse, responses={409: {}, 503: {}})
+@router.get("", status_code=200, response_class=LiveResponse, responses={409: {}, 503: {}})
 async def follow_decisions(
     service: ServiceOf,
     caller: CallerOf,

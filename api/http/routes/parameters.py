@@ -10,12 +10,14 @@ from pydantic import BeforeValidator
 from api.http.auth import Authentication
 from api.http.database import Database
 from api.http.decisions import Log
+from api.http.dispatches import Dispatches
 from api.http.intake import decoded
 from api.http.live import Live
 from api.http.positions import LogPosition, read_position
 from api.http.problems import invalid
 from api.http.readiness import Readiness
 from api.http.rights import CallerOf
+from api.http.tasks import Outcomes
 from api.http.writes import Arrival, Reply, Writes
 from streams.rules.messages import Id
 
@@ -30,6 +32,8 @@ class Service:
     database: Database
     log: Log
     live: Live
+    dispatches: Dispatches
+    outcomes: Outcomes
     writes: Writes
     readiness: Readiness
     authentication: Authentication
@@ -66,6 +70,9 @@ async def _arrival(caller: CallerOf, key: IdempotencyKey = None) -> Arrival:
 ServiceOf = Annotated[Service, Depends(_service)]
 AgentId = Annotated[Id, BeforeValidator(decoded), Path()]
 TriggerId = Annotated[Id, BeforeValidator(decoded), Path()]
+SiteId = Annotated[Id, BeforeValidator(decoded), Path()]
+GateName = Annotated[Id, BeforeValidator(decoded), Path()]
+EnvironmentId = Annotated[Id, BeforeValidator(decoded), Path()]
 ConversationId = Annotated[Id, BeforeValidator(decoded), Path()]
 MinPosition = Annotated[LogPosition | None, Depends(_min_position)]
 ArrivalOf = Annotated[Arrival, Depends(_arrival)]

@@ -8,8 +8,8 @@ from psycopg.rows import DictRow
 
 from api.http import views
 from api.http.database import Reading
-from api.http.problems import Problem, unknown_agent
-from api.http.requests import TriggerRequest
+from api.http.problems import Problem, unknown_agent, unknown_trigger
+from api.http.requests import RescheduleRequest, RestartRequest, ResumeRequest, TriggerRequest
 from api.http.routes.parameters import (
     AgentId,
     ArrivalOf,
@@ -25,6 +25,8 @@ from api.http.waiting_facts import read_facts
 router = APIRouter(prefix="/api/agents/{agent_id}/triggers", tags=["triggers"])
 
 TIMELINE_DECISIONS_MAX: Final = 1_000
+_RESUME_DEFAULT: Final = ResumeRequest()
+_RESTART_DEFAULT: Final = RestartRequest()
 
 
 @router.post("", status_code=201)
@@ -74,6 +76,72 @@ async def stop_trigger(
     return answer_write(await service.writes.stop_trigger(agent_id, trigger_id, arrival))
 
 
+@router.post("/{trigger_id}/approve")
+async def approve_trigger(
+    service: ServiceOf, agent_id: AgentId, trigger_id: TriggerId, arrival: ArrivalOf
+) -> JSONResponse:
+    """Let a trigger start that waits for approval, or for what failed or was stopped before it."""
+    return answer_write(await service.writes.control_trigger(agent_id, trigger_id, "approve", {}, arrival))
+
+
+@router.post("/{trigger_id}/reschedule")
+async def reschedule_trigger(
+    service: ServiceOf, agent_id: AgentId, trigger_id: TriggerId, request: RescheduleRequest, arrival: ArrivalOf
+) -> JSONResponse:
+    """Change from when on a waiting trigger may start, and with it its place in the order."""
+    given = request.model_dump()
+    return answer_write(await service.writes.control_trigger(agent_id, trigger_id, "reschedule", given, arrival))
+
+
+@router.post("/{trigger_id}/resume")
+async def resume_trigger(
+    service: ServiceOf,
+    agent_id: AgentId,
+    trigger_id: TriggerId,
+    arrival: ArrivalOf,
+    request: ResumeRequest = _RESUME_DEFAULT,
+) -> JSONResponse:
+    """Queue a paused trigger again, with a new attempt: 200 it runs, 202 it waits."""
+    given = request.model_dump(exclude_none=True)
+    return answer_write(await service.writes.control_trigger(agent_id, trigger_id, "resume_trigger", given, arrival))
+
+
+@router.post("/{trigger_id}/restart", status_code=201)
+async def restart_trigger(
+    service: ServiceOf,
+    agent_id: AgentId,
+    trigger_id: TriggerId,
+    arrival: ArrivalOf,
+    request: RestartRequest = _RESTART_DEFAULT,
+) -> JSONResponse:
+    """Ask again for what a trigger that has ended was: a new trigger in its conversation. 201 it runs, 202 it waits."""
+    async with service.database.reading(service.log.position_of(agent_id)) as reading:
+        about = {"agent_id": agent_id, "trigger_id": trigger_id}
+        found = await reading.together(agent={"agent_id": agent_id}, trigger=about, texts_of_trigger=about)
+    if not found["agent"]:
+        raise unknown_agent(agent_id)
+    if not found["trigger"]:
+        raise unknown_trigger(agent_id, trigger_id)
+    (row,) = found["trigger"]
+    if row["ended_at"] is None:
+        raise Problem(
+            409,
+            "trigger_not_final",
+            f"Trigger {trigger_id!r} is {row['state']}. Only one that has ended can be restarted; stop it first.",
+        )
+    given = request.given()
+    if row["payload_bytes"] and "payload" not in given:
+        raise Problem(
+            400,
+            "missing_field",
+            "payload is required: that of a trigger isn't kept after its end, so send it again. Nothing was changed.",
+            members={"field": "payload"},
+        )
+    kept = views.to_restart(row, found["texts_of_trigger"])
+    content = {**kept, **given, "restarts": trigger_id}
+    return answer_write(await service.writes.trigger(agent_id, content, arrival))
+
+
 _NOT_WAITING: Final[dict[str, Any]] = {"position": None, "reason": None, "waits_for": []}
 
 
@@ -96,7 +164,7 @@ def _refused(agent_id: str, trigger_id: str, agent: DictRow | None, decisions: l
     if not asked:
         if agent is None:
             raise unknown_agent(agent_id)
-        raise Problem(404, "trigger_unknown", f"Agent {agent_id!r} has no trigger {trigger_id!r}.")
+        raise unknown_trigger(agent_id, trigger_id)
     refused, code = asked[-1]
     named = (row["record"]["command"] for row in decisions if row["command_id"] == trigger_id)
     conversations = (command.get("conversation_id") for command in named if command["type"] in _REQUESTS)

@@ -1,0 +1,108 @@
+"""Turns whose caller waits for the result: what becomes of them is read from the log as it is written.
+
+``Outcomes`` listens to the one reader of the log that the process has. While somebody waits for an agent's trigger it
+decodes the decisions of that agent; the end of the trigger is in one of them, its result in the texts.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from aiokafka import ConsumerRecord
+
+from api.http.decisions import Log
+from api.http.positions import LogPosition
+from streams import DECISIONS
+from streams.rules import events
+from streams.rules.messages import Status
+
+OutcomeState = Literal["finished", "failed", "stopped", "expired", "paused"]
+
+TEXT_SECONDS_MAX: Final = 2.0
+"""How long a result may be behind the decision that says it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a trigger ended, or that it waits for a person; ``has_text``: its runner gave a result or an error."""
+
+    state: OutcomeState
+    position: LogPosition
+    has_text: bool
+
+
+@dataclass(slots=True, eq=False)
+class Watch:
+    """What has become of an agent's triggers since the watch began."""
+
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def outcome(self, trigger_id: str, until_seconds: float) -> Outcome | None:
+        """How the trigger ended; None if it hasn't by the event loop's time ``until_seconds``."""
+        loop = asyncio.get_running_loop()
+        while trigger_id not in self.outcomes:
+            self.changed.clear()
+            try:
+                async with asyncio.timeout_at(max(until_seconds, loop.time())):
+                    await self.changed.wait()
+            except TimeoutError:
+                return None
+        return self.outcomes[trigger_id]
+
+
+class Outcomes:
+    """Everybody in this process who waits for a trigger's end."""
+
+    def __init__(self, log: Log) -> None:
+        self._watches: defaultdict[bytes, set[Watch]] = defaultdict(set)
+        log.listen(self._take)
+
+    @contextmanager
+    def watching(self, agent_id: str) -> Iterator[Watch]:
+        """Note what becomes of the agent's triggers while the block lasts."""
+        watch, key = Watch(), agent_id.encode()
+        self._watches[key].add(watch)
+        try:
+            yield watch
+        finally:
+            self._watches[key].discard(watch)
+            if not self._watches[key]:
+                del self._watches[key]
+
+    def _take(self, record: ConsumerRecord) -> None:
+        watches = self._watches.get(record.key) if record.topic == DECISIONS.name else None
+        if not watches:
+            return
+        decision = events.read_decision(record.value)
+        position = LogPosition({record.partition: record.offset + 1})
+        command = decision.command
+        has_text = isinstance(command, Status) and (command.result is not None or command.error is not None)
+        for event in decision.events:
+            state = outcome_of(event)
+            if state is not None:
+                for watch in watches:
+                    watch.outcomes[event.trigger_id] = Outcome(state, position, has_text)  # type: ignore[union-attr]
+                    watch.changed.set()
+
+
+def outcome_of(event: events.Event) -> OutcomeState | None:
+    """The state into which an event brings its trigger, if that lasts without a runner."""
+    match event:
+        case events.Finished() | events.Replied():
+            return "finished"
+        case events.AttemptFailed():
+            return "failed" if event.final else None
+        case events.LeaseExpired():
+            return event.final
+        case events.Stopped():
+            return "stopped"
+        case events.Expired():
+            return "expired"
+        case events.TriggerPaused():
+            return "paused"
+        case _:
+            return None
