@@ -15,18 +15,29 @@ from pydantic import Field, StrictInt
 from api.http import views
 from api.http.auth import LINK_HOURS_MAX, Caller, Link, LinksOff, Unauthenticated
 from api.http.problems import Problem, invalid
-from api.http.requests import MessageField, OnBusy, RequestBody, id_from_key, new_id
+from api.http.requests import (
+    MessageField,
+    OnBusy,
+    RequestBody,
+    id_from_key,
+    new_id,
+    without,
+)
 from api.http.rights import CallerOf, unauthenticated
 from api.http.routes.parameters import AgentId, IdempotencyKey, ServiceOf
+from api.http.routes.tasks import run_turn
 from api.http.writes import Arrival
 from streams.rules.messages import Id
 
 router = APIRouter(tags=["public links"])
 
 LINK_HOURS_DEFAULT: Final = 24
-RETRY_AFTER_SECONDS: Final = 30
-_SHOWN: Final = ("trigger_id", "conversation_id", "status", "position", "available_at", "repeated", "state", "reason")
-_FULL: Final = "agent_parallelism_limit_reached"
+WAIT_SECONDS_MAX: Final = 60
+"""A visitor's connection costs something, and anybody may be a visitor."""
+_SHOWN: Final = (
+    "trigger_id", "conversation_id", "status", "result", "result_available", "position", "available_at", "repeated"
+)  # fmt: skip
+"""What a visitor is told of an answer."""
 
 
 class LinkRequest(RequestBody):
@@ -44,6 +55,7 @@ class VisitorRequest(RequestBody):
     message: MessageField
     conversation_id: Id | None = None
     on_busy: OnBusy | None = None
+    wait_seconds: Annotated[StrictInt, Field(ge=0, le=WAIT_SECONDS_MAX)] = WAIT_SECONDS_MAX
 
 
 @router.post("/api/agents/{agent_id}/public-links", status_code=201)
@@ -76,11 +88,14 @@ async def _link(request: Request, service: ServiceOf, token: str) -> Link:
     return link
 
 
-@router.post("/api/public/chat/{token}", status_code=201)
+@router.post("/api/public/chat/{token}", status_code=200)
 async def chat(
     service: ServiceOf, link: Annotated[Link, Depends(_link)], request: VisitorRequest, key: IdempotencyKey = None
 ) -> JSONResponse:
-    """Say something to the agent: 201 it works on that, 202 it waits, 429 every slot is taken."""
+    """Say something to the agent: 200 with its answer, 202 there is none yet, 429 every slot is taken.
+
+    Asking again with the same Idempotency-Key waits on, and gets the answer when it is there.
+    """
     if request.on_busy not in (None, "", "ask", "queue"):
         raise invalid("agent_on_busy_invalid", "on_busy", "A visitor may ask or queue; nothing was changed.")
     visitor = _visitor(link)
@@ -93,14 +108,16 @@ async def chat(
     given: dict[str, Any] = {
         "kind": "public",
         "interactive": True,
-        **request.model_dump(exclude_unset=True, exclude_none=True),
+        **without(request.model_dump(exclude_unset=True, exclude_none=True), "wait_seconds"),
         "id": trigger_id,
         "conversation_id": conversation_id,
     }
     try:
-        reply = await service.writes.trigger(link.agent_id, given, Arrival(arrival.seconds, visitor, None))
+        arrival = Arrival(arrival.seconds, visitor, None)
+        reply = await run_turn(service, link.agent_id, given, arrival, request.wait_seconds)
     except Problem as problem:
-        raise _for_visitors(problem, link) from None
+        members = _picked(problem.members)
+        raise Problem(problem.status, problem.code, problem.detail, members=members, headers=problem.headers) from None
     return JSONResponse(_picked(reply.content), status_code=reply.status)
 
 
@@ -111,16 +128,6 @@ def _visitor(link: Link) -> Caller:
 
 def _picked(content: Mapping[str, Any]) -> dict[str, Any]:
     return {name: content[name] for name in _SHOWN if name in content}
-
-
-def _for_visitors(problem: Problem, link: Link) -> Problem:
-    """The same problem without what is only the agent's owners' to know."""
-    if problem.code == _FULL:
-        detail = f"Agent {link.agent_id!r} is at capacity ({problem.members['limit']} parallel tasks). Try again later."
-        return Problem(429, problem.code, detail, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
-    return Problem(
-        problem.status, problem.code, problem.detail, members=_picked(problem.members), headers=problem.headers
-    )
 
 
 def _off() -> Problem:

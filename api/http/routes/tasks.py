@@ -54,15 +54,22 @@ async def _run(service: Service, agent_id: str, request: TaskRequest, arrival: A
     if given["kind"] in NEVER_INTERACTIVE:
         detail = f"A task of kind {given['kind']} always queues: use async_mode. Nothing was changed."
         raise invalid("invalid_field", "kind", detail)
+    return await run_turn(service, agent_id, given, arrival, request.wait_seconds)
+
+
+async def run_turn(
+    service: Service, agent_id: str, given: Mapping[str, Any], arrival: Arrival, wait_seconds: int
+) -> Reply:
+    """Ask for a turn and wait for its end: 200 with its result, 202 it hasn't ended. Raises Problem: 429 no room."""
     with service.outcomes.watching(agent_id) as watch:
         reply = await _asked(service, agent_id, given, arrival)
         content = reply.content
         if content.get("state") in _FINAL or content["status"] in _FINAL:  # asked again after its end
             state = content["status"] if content.get("state") is None else content["state"]
             return await _ended(service, content, Outcome(state, read_position(content["log_position"]), True))
-        outcome = await watch.outcome(content["trigger_id"], arrival.seconds + request.wait_seconds)
+        outcome = await watch.outcome(content["trigger_id"], arrival.seconds + wait_seconds)
     if outcome is None or outcome.state == "paused":
-        status = "running" if outcome is None else outcome.state
+        status = content["status"] if outcome is None else outcome.state
         return Reply(202, {**content, "status": status}, reply.headers)
     return await _ended(service, content, outcome)
 
