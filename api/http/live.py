@@ -24,7 +24,7 @@ import json
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Final
 
 import structlog
@@ -54,6 +54,7 @@ CATCH_UP_RECORDS_PER_SECOND: Final = 20_000
 """Of each that is read for: together at most a part of what this process can do."""
 SLICE_SECONDS_MAX: Final = 10.0
 REACH_SECONDS_MAX: Final = 2.0
+BEGIN_POLL_SECONDS: Final = 0.05
 
 _WORDS: Final[Mapping[str, str]] = {
     "slow_client": "More decisions came than you read. Come back with your last id: nothing is skipped.",
@@ -233,21 +234,24 @@ class Live:
 
     async def _reached(self, since: LogVector | None) -> None:
         """Wait a moment until the log was read as far as ``since``. Raises Problem."""
-        try:
-            async with asyncio.timeout(REACH_SECONDS_MAX):
-                while (tail := self._begun()) is None or not (since is None or tail.covers(since)):
-                    self._moved.clear()
-                    await self._moved.wait()
-        except TimeoutError:
-            if self._begun() is None:
-                raise unavailable("log_unavailable", "Kafka has not been reached yet. Try again.") from None
-            raise Problem(
-                409,
-                "position_not_reached",
-                "Last-Event-ID is of a decision that this service has not read: Kafka can't be read just now, or it "
-                "was restored from a backup. Try again; if that doesn't help, come without one and read everything "
-                "anew.",
-            ) from None
+        loop = asyncio.get_running_loop()
+        until_seconds = loop.time() + REACH_SECONDS_MAX
+        while (tail := self._begun()) is None or not (since is None or tail.covers(since)):
+            if loop.time() < until_seconds:
+                self._moved.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(BEGIN_POLL_SECONDS):  # the log may begin without a record
+                        await self._moved.wait()
+            elif tail is None:
+                raise unavailable("log_unavailable", "Kafka has not been reached yet. Try again.")
+            else:
+                raise Problem(
+                    409,
+                    "position_not_reached",
+                    "Last-Event-ID is of a decision that this service has not read: Kafka can't be read just now, or "
+                    "it was restored from a backup. Try again; if that doesn't help, come without one and read "
+                    "everything anew.",
+                )
 
     async def _stream(
         self, wanted: Wanted, since: LogVector | None, until_seconds: float

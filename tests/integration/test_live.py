@@ -163,6 +163,13 @@ async def test_an_id_that_is_none_or_of_another_log_is_refused(berth: Stack) -> 
     assert (refused.status_code, refused.json()["code"]) == (409, "position_not_reached")
 
 
+async def test_an_api_that_has_just_begun_takes_who_comes_back_though_nothing_is_decided(berth: Stack) -> None:
+    listener = Listener()
+    await listener.listen(berth.http, has(0))
+    await listener.listen(await berth.start_api(), lambda heard: len(heard.ids) == 2)  # it isn't connected yet
+    assert listener.ids[1] == listener.ids[0]
+
+
 async def test_a_stream_ends_when_the_token_does(berth: Stack) -> None:
     token = signed(claims(exp=int(time.time()) + 3, agents=["*"]))
     listener = Listener()
