@@ -64,6 +64,8 @@ def _describe(method: str, path: str, operation: dict[str, Any]) -> None:
         for status in [status for status in made if int(status) < 300]:
             del made[status]
         made |= {str(status): _success(status, example) for status, example in shown.items()}
+    if path == "/metrics":
+        made["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
     problems = {status: _problem(status) for status in problems_of(method, path, is_open)}
     operation["responses"] = dict(sorted((made | problems).items()))
 

@@ -278,10 +278,17 @@ class SettingsRequest(RequestBody):
     display_name: Id | None = None
 
 
+_INTEGER_SCHEMA: Final = {
+    "type": "integer",
+    "minimum": limits.PARALLELISM_LIMIT_MIN,
+    "maximum": limits.PARALLELISM_LIMIT_MAX,
+}
+
+
 class CapacityRequest(RequestBody):
     """How many run at once; checked by its route, whose words are a contract."""
 
-    max_parallel_tasks: Any = None
+    max_parallel_tasks: Annotated[Any, Field(json_schema_extra=_INTEGER_SCHEMA)] = None
 
 
 def id_from_key(agent_id: str, key: str, requester: str) -> str:

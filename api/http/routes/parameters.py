@@ -18,7 +18,7 @@ from api.http.problems import invalid
 from api.http.readiness import Readiness
 from api.http.rights import CallerOf
 from api.http.tasks import Outcomes
-from api.http.writes import Arrival, Reply, Writes
+from api.http.writes import KEY_CHARACTERS_MAX, Arrival, Reply, Writes
 from streams.rules.messages import Id
 
 PAGE_ROWS_DEFAULT: Final = 100
@@ -59,7 +59,11 @@ async def _min_position(
 
 IdempotencyKey = Annotated[
     str | None,
-    Header(alias="Idempotency-Key", description="the same key gives the same answer, whenever it is sent"),
+    Header(
+        alias="Idempotency-Key",
+        description="the same key gives the same answer, whenever it is sent",
+        json_schema_extra={"minLength": 1, "maxLength": KEY_CHARACTERS_MAX, "pattern": "^[ -~]+$"},
+    ),
 ]
 
 
