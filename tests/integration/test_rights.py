@@ -262,3 +262,61 @@ async def test_whoever_has_no_access_sees_and_changes_nothing(berth: Stack) -> N
     assert (await nobody.get("/api/agents")).json()["agents"] == []
     assert (await nobody.get("/api/agents/slots")).json()["agents"] == {}
     assert {mine, other} <= set((await berth.http.get("/api/agents/slots")).json()["agents"])
+
+
+async def test_bulk_calls_act_only_on_what_the_caller_may_touch_and_list_the_rest(berth: Stack) -> None:
+    mine, other = (f"{name}-{uuid4().hex[:8]}" for name in ("one", "two"))
+    for agent in (mine, other):
+        await limited(berth.http, agent, 1)
+        last = await berth.http.post(f"/api/agents/{agent}/triggers", json={"id": "t", "conversation_id": "c"})
+    await read_at(berth.http, last, f"/api/agents/{other}")
+    ann = berth.client_of("upstream", "ann", (mine,))
+    before = await berth.sent(other)
+
+    def told(answer: httpx.Response) -> list[tuple[str, int, str | None]]:
+        assert answer.status_code == 200, answer.text
+        return [
+            (result["agent_id"], result["http_status"], result.get("problem", {}).get("code"))
+            for result in answer.json()["results"]
+        ]
+
+    many = [{"agent_id": agent, "id": "b"} for agent in (other, mine)]
+    asked = await ann.post("/api/triggers:bulk", json={"triggers": many})
+    assert told(asked) == [(other, 403, "access_denied"), (mine, 202, None)]
+    position = asked.json()["results"][1]["answer"]["log_position"]
+    listed = (await ann.get("/api/triggers", params={"min_position": position})).json()["triggers"]
+    assert {trigger["agent_id"] for trigger in listed} == {mine}
+    assert (await ann.get("/api/triggers", params={"agent": other})).json()["code"] == "access_denied"
+    both = [{"agent_id": agent, "trigger_id": "t"} for agent in (other, mine)]
+    stopped = await ann.post("/api/triggers:stop", json={"triggers": both})
+    assert told(stopped) == [(other, 403, "access_denied"), (mine, 202, None)]
+    by_filter = await ann.post("/api/triggers:stop", json={"filter": {}})
+    assert {agent for agent, _, _ in told(by_filter)} == {mine}
+    assert (await ann.post("/api/triggers:stop", json={"filter": {"agents": [other]}})).json()[
+        "code"
+    ] == "access_denied"
+    nobody = berth.client_of("upstream", "ann", ())
+    assert told(await nobody.post("/api/triggers:stop", json={"filter": {}})) == []
+    assert await berth.sent(other) == before
+
+
+async def test_a_person_with_access_approves_and_nobody_else(berth: Stack) -> None:
+    agent = f"approved-{uuid4().hex[:8]}"
+    await limited(berth.http, agent, 1)
+    await berth.http.post(f"/api/agents/{agent}/triggers", json={"id": "t", "approval_required": True})
+    path = f"/api/agents/{agent}/triggers/t/approve"
+    for role in ("agent", "runner", "upstream", "system"):
+        for named in (agent, "another"):
+            answer = await berth.http.post(path, headers=bearer(role, "ann", (named,)))
+            assert (answer.status_code, answer.json()["code"]) == (403, "person_required")
+    denied = await berth.http.post(path, headers=bearer("person", "ann", ("another",)))
+    assert (denied.status_code, denied.json()["code"]) == (403, "access_denied")
+    approved = await berth.http.post(path, headers=bearer("person", "ann", (agent,)))
+    assert (approved.status_code, approved.json()["status"]) == (200, "running")
+    commands = [decision["command"] for decision in await berth.records(DECISIONS, agent)]
+    assert [command["requested_by"] for command in commands if command["type"] == "approve"] == ["ann"]
+
+
+async def test_a_runner_without_agents_gets_nothing_and_waits_no_longer_than_it_asked(berth: Stack) -> None:
+    answer = await berth.http.get("/api/runners/dispatches?agents=*&wait_seconds=1", headers=bearer("runner", "r", ()))
+    assert (answer.status_code, answer.json()["dispatches"]) == (200, [])
