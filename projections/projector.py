@@ -127,7 +127,7 @@ class Projector:
             self.state = "stopped"
             for task in (follow, watch, asking):
                 task.cancel()
-            await asyncio.gather(follow, watch, asking, return_exceptions=True)
+            await asyncio.wait({follow, watch, asking}, timeout=STOP_SECONDS_MAX)  # a client may swallow it
             if self._busy is not None and not self._busy.done():
                 log.error("projector_ended_hard", error="the database does not answer", exit_code=code)
                 os._exit(code)

@@ -1,6 +1,5 @@
 """``berth api``: the HTTP API and the page."""
 
-import asyncio
 import ipaddress
 import resource
 import signal
@@ -15,7 +14,7 @@ import uvicorn
 from api.cli import local_secret
 from api.cli.command_failed import CommandFailed
 from api.cli.endpoints import published
-from api.cli.worker import log_as_json
+from api.cli.service import log_as_json, run_service
 from api.http.app import create_app
 from api.http.auth import Authentication
 from api.http.live import Live
@@ -77,7 +76,7 @@ def api(
         signal.signal(number, _already_asked)
     with published(settings, api=address):
         log.info("api_listens", page=f"{address}/", readyz=f"{address}/readyz")
-        asyncio.run(_Server(config, app.state.service.live).serve(sockets=[listener]))
+        run_service(_serve(_Server(config, app.state.service.live), listener))
     log.info("api_stopped")
 
 
@@ -92,6 +91,11 @@ class _Server(uvicorn.Server):
         """Called by uvicorn when it was asked to stop."""
         self._live.end()
         await super().shutdown(sockets)
+
+
+async def _serve(server: _Server, listener: socket.socket) -> int:
+    await server.serve(sockets=[listener])
+    return 0
 
 
 def _allow_connections() -> None:

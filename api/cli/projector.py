@@ -1,12 +1,11 @@
 """``berth projector``: keeps the tables for readers up with the log, in the foreground."""
 
-import asyncio
 import os
 from typing import Annotated, Final
 
 import typer
 
-from api.cli.worker import log_as_json
+from api.cli.service import log_as_json, run_service
 from projections.projector import Projector
 from projections.store import Store
 from streams.settings import load_settings
@@ -47,4 +46,4 @@ def projector(
         settings.projector_port if port is None else port,
         lag_seconds_max=settings.projection_lag_seconds_max,
     )
-    raise typer.Exit(asyncio.run(running.run()))
+    raise typer.Exit(run_service(running.run()))

@@ -1,14 +1,11 @@
 """``berth worker``: one stream worker in the foreground."""
 
-import asyncio
 import gc
-import logging
-import sys
 from typing import Annotated, Final, Literal
 
-import structlog
 import typer
 
+from api.cli.service import log_as_json, run_service
 from streams.kafka.worker import run_worker
 from streams.settings import load_settings
 
@@ -46,18 +43,4 @@ def worker(
     settings = load_settings().model_copy(update={name: value for name, value in given.items() if value is not None})
     log_as_json()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
-    raise typer.Exit(asyncio.run(run_worker(settings)))
-
-
-def log_as_json() -> None:
-    """One JSON object a line, on standard output; words of libraries from warnings on, on standard error."""
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper("iso"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stdout),
-    )
+    raise typer.Exit(run_service(run_worker(settings)))

@@ -142,7 +142,7 @@ class Worker:
         finally:
             for task in (app, watch, asking):
                 task.cancel()
-            await asyncio.gather(app, watch, asking, return_exceptions=True)
+            await asyncio.wait({app, watch, asking}, timeout=STOP_SECONDS_MAX)  # a client may swallow the cancellation
             await server.cleanup()
         return code
 
