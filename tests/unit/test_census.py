@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from streams import STATUSES
-from streams.census import Census, census
+from streams.census import Census, WaitingFor, census
 from streams.codec import Record
 from streams.rules import events
 from streams.rules.agent.rows import TriggerRow
@@ -37,7 +37,7 @@ def row_by_row(agents: Iterable[Agent], sites: Iterable[Site], at: int) -> Censu
     return counted
 
 
-def _why(agent: Agent, row: TriggerRow, at: int) -> str:  # type: ignore[return]
+def _why(agent: Agent, row: TriggerRow, at: int) -> WaitingFor:
     if agent.row.parked is not None:
         return "agent_parked"
     if agent.held_back:
