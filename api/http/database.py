@@ -94,6 +94,20 @@ _OURS: Final[dict[str, LiteralString]] = {
         SELECT min(dispatched_at)
           FROM attempts
          WHERE ended_at IS NULL AND (%(agent_ids)s::text[] IS NULL OR agent_id = ANY(%(agent_ids)s::text[]))""",
+    # Dead letters, newest first before a cursor, with the beginning of each.
+    "dead_letters_begun_page": """
+        SELECT log_partition, log_offset, written_at, reason, source_topic, source_partition, source_offset,
+               octet_length(key) AS key_bytes, octet_length(value) AS value_bytes,
+               substring(key FOR 200) AS key, substring(value FOR 200) AS value
+          FROM dead_letters
+         WHERE (written_at, log_partition, log_offset)
+               < (%(before_written_at)s, %(before_partition)s, %(before_offset)s)
+         ORDER BY written_at DESC, log_partition DESC, log_offset DESC
+         LIMIT %(max_rows)s""",
+    "dead_letter": """
+        SELECT *, octet_length(key) AS key_bytes, octet_length(value) AS value_bytes
+          FROM dead_letters
+         WHERE log_partition = %(partition)s AND log_offset = %(offset)s""",
     # What a command was answered that the decision seq settled; or, of an ask that this one only accepted (its site had
     # the last word), the decision that then said what became of it.
     "first_answer": """

@@ -24,7 +24,7 @@ told 503; that is what ids and decide_before are for.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
@@ -58,6 +58,15 @@ class LogUnavailable(Exception):  # noqa: N818 - it reads as what it is
         self.acknowledged = acknowledged
 
 
+class Parcel(NamedTuple):
+    """A record, and the partition that it goes to."""
+
+    partition: int
+    key: bytes | None
+    value: bytes
+    headers: Sequence[tuple[str, bytes]]
+
+
 class _Waiter(Expected):
     __slots__ = ("answer",)
 
@@ -70,8 +79,8 @@ class Log:
     """The log as the API uses it. ``run`` keeps it connected; ``write`` may be called at any time."""
 
     def __init__(self, bootstrap: str, partitions: int) -> None:
+        self.partitions = partitions
         self._bootstrap = bootstrap
-        self._partitions = partitions
         self._producer: AIOKafkaProducer | None = None
         self._connected = asyncio.Event()
         self._broken = asyncio.Event()
@@ -100,7 +109,8 @@ class Log:
         """
         waiter = _Waiter(command)
         self._answers.expect(waiter)
-        acknowledged = asyncio.create_task(self._send(command.topic, command.decider, command.value), name="send")
+        parcel = self._from_here(command.decider, command.value)
+        acknowledged = asyncio.create_task(self._send(command.topic, [parcel]), name="send")
         try:
             # Decided is as good as acknowledged: with the same content it doesn't matter whose record it was.
             wait_seconds = DECIDE_SECONDS if command.decide_before is None else ANSWER_SECONDS_MAX
@@ -126,7 +136,11 @@ class Log:
 
     async def publish(self, topic: Topic, records: Sequence[tuple[str, bytes]], arrived_seconds: float) -> None:
         """Write (key, value) in this order; nobody answers them. Returns when Kafka has all. Raises LogUnavailable."""
-        acknowledged = asyncio.create_task(self._send_all(topic, records), name="send")
+        await self.post(topic, [self._from_here(key, value) for key, value in records], arrived_seconds)
+
+    async def post(self, topic: Topic, parcels: Sequence[Parcel], arrived_seconds: float) -> None:
+        """The same for records that don't begin here, and that go where they are told to. Raises LogUnavailable."""
+        acknowledged = asyncio.create_task(self._send(topic, parcels), name="send")
         try:
             await _first_of(None, acknowledged, arrived_seconds + ANSWER_SECONDS_MAX)
             if not acknowledged.done():
@@ -141,25 +155,21 @@ class Log:
 
     def position_of(self, agent_id: str) -> LogPosition:
         """Behind the newest decision that was read here of the agent's partition."""
-        partition = partition_of(agent_id, self._partitions)
+        partition = partition_of(agent_id, self.partitions)
         return LogPosition({partition: self._next_offsets.get(partition, 0)})
 
-    async def _send(self, topic: Topic, key: str, value: bytes) -> None:
-        """Write the record; returns when Kafka has acknowledged it. Raises KafkaError."""
-        await self._send_all(topic, [(key, value)])
+    def _from_here(self, key: str, value: bytes) -> Parcel:
+        return Parcel(partition_of(key, self.partitions), key.encode(), value, [(VIA_HEADER, b"http")])
 
-    async def _send_all(self, topic: Topic, records: Sequence[tuple[str, bytes]]) -> None:
+    async def _send(self, topic: Topic, parcels: Sequence[Parcel]) -> None:
+        """Write the records in order; returns when Kafka has acknowledged all. Raises KafkaError."""
         await self._connected.wait()
         assert self._producer is not None
         acknowledgements = [
             await self._producer.send(
-                topic.name,
-                key=key.encode(),
-                value=value,
-                partition=partition_of(key, self._partitions),
-                headers=[(VIA_HEADER, b"http")],
+                topic.name, key=parcel.key, value=parcel.value, partition=parcel.partition, headers=list(parcel.headers)
             )
-            for key, value in records
+            for parcel in parcels
         ]
         for acknowledgement in acknowledgements:
             await asyncio.shield(acknowledgement)  # one caller's impatience must not cancel what others wait for
@@ -224,7 +234,7 @@ class Log:
         targets = [
             TopicPartition(topic.name, number)
             for topic in (DECISIONS, SITE_DECISIONS)
-            for number in range(self._partitions)
+            for number in range(self.partitions)
         ]
         consumer.assign(targets)
         for target, offset in self._read_to.items():

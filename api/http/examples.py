@@ -196,6 +196,17 @@ _READ_TRIGGER: Final = {
     "attempts": [],
     "timeline": [{"seq": 7, "at": _AT, "command": "trigger", "event": "accepted", "position": 1}],
 }
+_DEAD_LETTER: Final = {
+    "partition": 3,
+    "offset": 17,
+    "written_at": _AT,
+    "reason": "not_json: Expecting value: line 1 column 1 (char 0)",
+    "topic": "berth.triggers",
+    "source_partition": 3,
+    "source_offset": 1042,
+    "value_bytes": 5,
+    "replayable": True,
+}
 _AGENT: Final = {
     "agent_id": "writer",
     "display_name": "Writer",
@@ -314,6 +325,39 @@ EXAMPLES: Final[Mapping[tuple[str, str], Answers]] = {
     },
     ("DELETE", "/api/sites/{site}/environments/{environment_id}/folders"): {
         200: Example({**_SITE_CONTROL, "environment_id": "e-1", "path": "/src"})
+    },
+    ("GET", "/api/dead-letters"): {
+        200: Example(
+            {
+                "dead_letters": [{**_DEAD_LETTER, "key_preview": "writer", "value_preview": "hello"}],
+                "next_cursor": None,
+            }
+        )
+    },
+    ("GET", "/api/dead-letters/{partition}/{offset}"): {
+        200: Example(
+            {
+                **_DEAD_LETTER,
+                "not_replayable_because": None,
+                "key": "writer",
+                "key_base64": None,
+                "value": "hello",
+                "value_base64": None,
+            }
+        )
+    },
+    ("POST", "/api/dead-letters/{partition}/{offset}/replay"): {
+        202: Example(
+            {
+                "status": "accepted",
+                "partition": 3,
+                "offset": 17,
+                "reason": "skipped",
+                "topic": "berth.triggers",
+                "source_partition": 3,
+            },
+            words="Kafka has it",
+        )
     },
     ("GET", "/api/runners/dispatches"): {200: Example({"dispatches": [_DISPATCH], "position": "cjM6MTc"})},
     ("POST", "/api/statuses"): {

@@ -72,6 +72,8 @@ MAKE: Final = Right(roles=PEOPLE, access="agent", then_roles=("admin",))
 SEE_ALL: Final = Right(access="all")
 """What shows something of every agent."""
 ADMIN: Final = Right(roles=("admin",))
+SEE_RAW: Final = Right(roles=("admin",), access="all")
+"""See records as they came, of whatever agents."""
 OPERATE: Final = Right(roles=("admin", "system"))
 SYSTEM: Final = Right(roles=("system",))
 """The scheduler's door; only for agents to which the token gives access."""
@@ -126,6 +128,9 @@ RIGHTS: Final[Mapping[tuple[str, str], Right]] = {
     ("PUT", "/api/sites/{site}/departments/{name}"): OPERATE,
     ("DELETE", "/api/sites/{site}/environments/{environment_id}"): OPERATE,
     ("DELETE", "/api/sites/{site}/environments/{environment_id}/folders"): OPERATE,
+    ("GET", "/api/dead-letters"): SEE_RAW,
+    ("GET", "/api/dead-letters/{partition}/{offset}"): SEE_RAW,
+    ("POST", "/api/dead-letters/{partition}/{offset}/replay"): SEE_RAW,
     ("GET", "/api/runners/dispatches"): RUN,
     ("POST", "/api/statuses"): RUN,
 }
