@@ -4,7 +4,9 @@ Counters are raised when a transaction is committed, so that they tell what happ
 there now (running, waiting and why) is counted when somebody asks.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Final
 
 from prometheus_client import (
@@ -17,7 +19,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from streams import DEAD_LETTERS, DECISIONS, SITE_DECISIONS
@@ -59,12 +61,6 @@ DECISIONS_MADE = Counter(
 REFUSALS = Counter(
     "berth_refusals", "Commands of agents that were refused, by code.", ["code"], registry=WORKER_METRICS
 )
-FREED_TO_NEXT_SECONDS = Histogram(
-    "berth_freed_to_next_seconds",
-    "From the status that freed a slot being written to Kafka until the dispatch that took the slot was committed.",
-    buckets=_MOMENTS,
-    registry=WORKER_METRICS,
-)
 DEAD_LETTERS_WRITTEN = Counter(
     "berth_dead_letters", "Records that could not be read at all.", ["partition"], registry=WORKER_METRICS
 )
@@ -83,6 +79,43 @@ LAG = Gauge(
     registry=WORKER_METRICS,
 )
 READY = Gauge("berth_partition_ready", "Whether the partition decides.", ["partition"], registry=WORKER_METRICS)
+
+
+class FreedToNext(Collector):
+    """A histogram for many values at once: one of prometheus-client's takes a lock for each, at every decision."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(_MOMENTS) + 1)
+        self._sum_ms = 0
+        self._bounds_ms = [1000 * bound for bound in _MOMENTS]
+
+    def observe(self, freed_at_ms: Iterable[int], now_ms: int) -> None:
+        """The slots that were freed then are in use again now."""
+        for at_ms in freed_at_ms:
+            passed_ms = max(0, now_ms - at_ms)  # the runner's clock may be ahead
+            self._counts[bisect_left(self._bounds_ms, passed_ms)] += 1
+            self._sum_ms += passed_ms
+
+    def describe(self) -> Iterable[Metric]:
+        return [self._family()]
+
+    def collect(self) -> Iterable[Metric]:
+        family = self._family()
+        bounds = (*map(str, map(float, _MOMENTS)), "+Inf")
+        family.add_metric([], list(zip(bounds, accumulate(self._counts), strict=True)), self._sum_ms / 1000)
+        return [family]
+
+    @staticmethod
+    def _family() -> HistogramMetricFamily:
+        return HistogramMetricFamily(
+            "berth_freed_to_next_seconds",
+            "From the status that freed a slot being written to Kafka until the dispatch that took it was committed.",
+            labels=[],
+        )
+
+
+FREED_TO_NEXT: Final = FreedToNext()
+WORKER_METRICS.register(FREED_TO_NEXT)
 
 
 class OfPartition:
@@ -111,9 +144,8 @@ class OfPartition:
         _count_by(IGNORED_STATUSES, tally.ignored_statuses)
         if tally.forgotten:
             FORGOTTEN.inc(tally.forgotten)
-        now_ms, observe = edge.now_us() / 1000, FREED_TO_NEXT_SECONDS.observe
-        for freed_at_ms in tally.freed_at_ms:
-            observe(max(0.0, now_ms - freed_at_ms) / 1000)  # the runner's clock may be ahead
+        if tally.freed_at_ms:
+            FREED_TO_NEXT.observe(tally.freed_at_ms, edge.now_us() // 1000)
         return dead_count
 
 

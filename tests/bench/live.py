@@ -142,7 +142,7 @@ async def _steadily(writer: Writer, crowd: Child, clients: int, per_second: floa
         for index in range(int(per_second * seconds)):
             await asyncio.sleep(began + index / per_second - time.monotonic())
             numbers += await writer.write(1)
-        arrivals = await _arrivals(crowd, numbers[-1], clients)
+        arrivals = await _arrivals(crowd, len(numbers) * clients)
     late = sorted(at - writer.committed_at[number] for number, at in arrivals if number in set(numbers))
     plain = sorted(writer.read_at[number] - writer.committed_at[number] for number in numbers)
     assert len(late) == len(numbers) * clients, f"{len(late)} deliveries of {len(numbers)} decisions"
@@ -163,7 +163,7 @@ async def _flat_out(writer: Writer, crowd: Child, clients: int) -> dict[str, Any
     with other_cpu() as others:
         while len(numbers) * clients < FLOOD_DELIVERIES:
             numbers += await writer.write(20)
-        arrivals = await _arrivals(crowd, numbers[-1], clients)
+        arrivals = await _arrivals(crowd, len(numbers) * clients)
     wanted = set(numbers)
     came = [at for number, at in arrivals if number in wanted]
     assert len(came) == len(numbers) * clients, f"{len(came)} deliveries of {len(numbers)} decisions"
@@ -175,11 +175,11 @@ async def _flat_out(writer: Writer, crowd: Child, clients: int) -> dict[str, Any
     }
 
 
-async def _arrivals(crowd: Child, last: int, clients: int) -> Sequence[tuple[int, float]]:
-    """What came to whom, when everybody has the decision with number ``last``."""
-    count = sum(entry[1].get("event") == "arrived" for entry in crowd.events)
-    crowd.tell(str(last))
-    _, said = await crowd.event("arrived", count + 1)
+async def _arrivals(crowd: Child, count: int) -> Sequence[tuple[int, float]]:
+    """What came since the last time, when it is so much."""
+    before = sum(entry[1].get("event") == "arrived" for entry in crowd.events)
+    crowd.tell(str(count))
+    _, said = await crowd.event("arrived", before + 1)
     return [(number, at) for number, at in said["arrivals"]]
 
 
@@ -230,7 +230,6 @@ class _Crowd:
         self._clients = clients
         self._connected = 0
         self._arrivals: list[tuple[int, float]] = []
-        self._counts: dict[int, int] = {}
         self._moved = asyncio.Event()
 
     def connected(self) -> None:
@@ -240,21 +239,19 @@ class _Crowd:
 
     def arrived(self, number: int, at: float) -> None:
         self._arrivals.append((number, at))
-        self._counts[number] = count = self._counts.get(number, 0) + 1
-        if count == self._clients:
-            self._moved.set()
+        self._moved.set()
 
-    async def told(self, last: int) -> None:
-        """Say everything when everybody has this one, or nothing has come for a while."""
+    async def told(self, count: int) -> None:
+        """Say everything when so much has come, or nothing has come for a while."""
         try:
-            while self._counts.get(last, 0) < self._clients:
+            while len(self._arrivals) < count:
                 self._moved.clear()
                 async with asyncio.timeout(20):
                     await self._moved.wait()
         except TimeoutError:
             pass
         say("arrived", arrivals=self._arrivals)
-        self._arrivals, self._counts = [], {}
+        self._arrivals = []
 
 
 async def _follow(port: int, clients: int, token: str) -> None:
