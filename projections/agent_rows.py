@@ -98,7 +98,7 @@ class AgentStep:
                 self._resolved(event)
             case events.RefusedLater():
                 self._refused(self._trigger(event.trigger_id, "waiting"))
-            case events.Watched() | events.Told():
+            case events.Watched() | events.Unwatched() | events.Told():
                 pass  # what the other agent was told is a fact of the trigger that depends on it
             case _:
                 assert_never(event)

@@ -43,8 +43,6 @@ _ENDING: Final = (
     events.Expired,
     events.RefusedLater,
 )
-OF_OTHERS: Final = (events.Watched, events.Told)
-"""Their trigger is one of another agent."""
 
 
 class RowSets:
@@ -128,7 +126,7 @@ class Named:
         self.agents.add(agent_id)
         for event in decision.events:
             trigger_id = getattr(event, "trigger_id", None)
-            if trigger_id is not None and not isinstance(event, OF_OTHERS):
+            if trigger_id is not None and not isinstance(event, events.OF_OTHERS):
                 self.triggers.add((agent_id, trigger_id))
                 execution_id = getattr(event, "execution_id", None)
                 if execution_id is not None:

@@ -17,7 +17,7 @@ Agents and sites are decided apart and applied apart: no event of one looks at r
 from typing import Final
 
 from projections.agent_rows import AgentStep
-from projections.row_sets import OF_OTHERS, Named, RowSets
+from projections.row_sets import Named, RowSets
 from projections.row_types import (
     AgentRow,
     CannotApply,
@@ -138,6 +138,6 @@ def _ids_of(decision: events.Decision) -> set[str]:
         ids.add(command.id)
     for event in decision.events:
         trigger_id = getattr(event, "trigger_id", None)
-        if trigger_id is not None and not isinstance(event, OF_OTHERS):
+        if trigger_id is not None and not isinstance(event, events.OF_OTHERS):
             ids.add(trigger_id)
     return ids

@@ -89,7 +89,7 @@ def write(agent: Agent) -> str:
     return _STORED.dump_json(Stored(header, triggers), exclude_defaults=True).decode()
 
 
-_NOT_FOLDED: Final = (events.Forgotten, events.Watched, events.Told)
+_NOT_FOLDED: Final = (events.Forgotten, *events.OF_OTHERS)
 """They change only what a snapshot leaves out."""
 
 

@@ -60,6 +60,7 @@ from streams.rules.site_messages import (
     ResumeSite,
     SignalRecord,
     SiteControlRecord,
+    Unwatch,
     Waiting,
     Watch,
 )
@@ -81,12 +82,13 @@ InputCommand = (
     | Recall
     | Degraded
     | Watch
+    | Unwatch
     | Resolved
 )
 SiteInput = (
     ConfigureSite | PauseSite | ResumeSite | Gate | DeleteFolder | DeleteEnvironment | Claim | Release | InvalidSite
 )
-DeciderMessage = Claim | Release | Granted | Waiting | Denied | Recall | Degraded | Watch | Resolved
+DeciderMessage = Claim | Release | Granted | Waiting | Denied | Recall | Degraded | Watch | Unwatch | Resolved
 Headers = tuple[tuple[str, bytes], ...]
 
 

@@ -204,7 +204,7 @@ _STATES: Final = {
 
 def _is_of_others(event: events.Event) -> bool:
     """Watchers are triggers of other agents, which may have the same id."""
-    return isinstance(event, events.Watched | events.Told)
+    return isinstance(event, events.OF_OTHERS)
 
 
 def who(decision: events.Decision) -> str:

@@ -14,9 +14,20 @@ from pydantic import ValidationError
 
 from streams import SITE_DECISIONS
 from streams.rules import events, site_events
-from streams.rules.site_messages import Claim, Degraded, Denied, Granted, Recall, Release, Resolved, Waiting, Watch
+from streams.rules.site_messages import (
+    Claim,
+    Degraded,
+    Denied,
+    Granted,
+    Recall,
+    Release,
+    Resolved,
+    Unwatch,
+    Waiting,
+    Watch,
+)
 
-_FROM_AGENTS: Final = (Claim, Release, Watch, Resolved)
+_FROM_AGENTS: Final = (Claim, Release, Watch, Unwatch, Resolved)
 _FROM_SITES: Final = (Granted, Waiting, Denied, Recall, Degraded)
 
 

@@ -85,6 +85,8 @@ class Verifier:
         self._ledgers: dict[str, _Ledger] = {}
         self._heads = dict(heads or {})
         self._agreement = agreement
+        self._words = 0
+        """What the decision being checked sent to agents whose conversations need not be watched any more."""
 
     def check(self, value: bytes, offset: int) -> Violation | None:
         """The violation that this decision is, or None. After one, the fold can't go on."""
@@ -99,7 +101,7 @@ class Verifier:
         wrong = self._chain(ledger, decision) or self._fold(ledger, decision)
         sha256 = hashlib.sha256(value).hexdigest()
         if wrong is None:
-            wrong = _stalls(ledger.agent, decision) or self._head(decision, sha256)
+            wrong = _stalls(ledger.agent, decision, self._words) or self._head(decision, sha256)
         if wrong is None and self._agreement is not None:
             self._agreement.take_agent(decision, offset)
         if wrong is not None:
@@ -136,6 +138,7 @@ class Verifier:
 
     def _fold(self, ledger: _Ledger, decision: events.Decision) -> tuple[str, str] | None:
         origin = Origin(decision.seq, decision.at, decision.command)
+        self._words = 0
         for index, event in enumerate(decision.events):
             if isinstance(event, events.Dispatched):
                 wrong = self._dispatched(ledger, decision, index, event)
@@ -156,6 +159,8 @@ class Verifier:
                 wrong = None
             if wrong is not None:
                 return wrong
+            if events.is_end(event) and (row := ledger.agent.triggers.get(event.trigger_id)):  # type: ignore[union-attr]
+                self._words += len(row.unfinished_dependencies)
             try:
                 evolve(ledger.agent, event, origin)
             except (AssertionError, KeyError, ValueError) as error:
@@ -234,10 +239,10 @@ def _gates(ledger: _Ledger, row: TriggerRow, at: int) -> tuple[str, str] | None:
     return None
 
 
-def _stalls(agent: Agent, decision: events.Decision) -> tuple[str, str] | None:
+def _stalls(agent: Agent, decision: events.Decision, words: int) -> tuple[str, str] | None:
     """Whether somebody waits beside room after a decision that left nothing over (I7)."""
     row, happened = agent.row, decision.events
-    if not happened or len(happened) >= limits.STEP_CHANGES_MAX or agent.held_back:
+    if not happened or len(happened) + words >= limits.STEP_CHANGES_MAX or agent.held_back:
         return None  # nobody looked at the queue, or left-over work comes next
     if isinstance(decision.command, Park) or any(isinstance(e, events.StopNoted | events.Unparked) for e in happened):
         return None

@@ -202,8 +202,7 @@ class WaitingTimes:
 
 def _named(decision: events.Decision) -> list[str]:
     """The agent's own triggers that the events are about: watchers are those of others."""
-    of_others = events.Watched | events.Told
-    found = (getattr(event, "trigger_id", None) for event in decision.events if not isinstance(event, of_others))
+    found = (getattr(event, "trigger_id", None) for event in decision.events if not isinstance(event, events.OF_OTHERS))
     return [trigger_id for trigger_id in found if trigger_id is not None]
 
 

@@ -20,7 +20,7 @@ from streams.rules.messages import (
     Timer,
     Trigger,
 )
-from streams.rules.site_messages import Degraded, Denied, Granted, Recall, Resolved, Waiting, Watch
+from streams.rules.site_messages import Degraded, Denied, Granted, Recall, Resolved, Unwatch, Waiting, Watch
 
 SiteAnswer = Granted | Waiting | Denied | Recall | Degraded
 
@@ -41,6 +41,7 @@ AgentCommand = Annotated[
     | Recall
     | Degraded
     | Watch
+    | Unwatch
     | Resolved
     | Invalid
     | Timer

@@ -124,6 +124,15 @@ class Watched(Written):
     trigger_id: Id
 
 
+class Unwatched(Written):
+    """The other agent's trigger has ended before the conversation finished: nobody is told any more."""
+
+    type: Literal["unwatched"] = "unwatched"
+    conversation_id: Id
+    watcher_agent_id: Id
+    trigger_id: Id
+
+
 class Told(Written):
     """The watcher was told how the conversation stands; after finished it is watched no longer."""
 
@@ -368,10 +377,25 @@ Event = Annotated[
     | DependencyResolved
     | RefusedLater
     | Watched
+    | Unwatched
     | Told
     | Forgotten,
     Field(discriminator="type"),
 ]
+
+OF_OTHERS: Final = (Watched, Unwatched, Told)
+"""Their trigger is one of another agent, which may have the id of an own one."""
+
+ENDS_ALWAYS: Final = (Finished, Replied, Stopped, Expired, RefusedLater)
+"""Their trigger lives no longer."""
+
+
+def is_end(event: Event) -> bool:
+    """Whether the event ends the life of its trigger."""
+    if isinstance(event, AttemptFailed | LeaseExpired):
+        return bool(event.final)
+    return isinstance(event, ENDS_ALWAYS)
+
 
 REFUSAL_CODES: Final = (
     "invalid_record",

@@ -166,6 +166,14 @@ class Watch(Signal):
     watcher_agent_id: Id
 
 
+class Unwatch(Signal):
+    """(watcher_agent_id, trigger_id) has ended: agent_id need not tell it any more how its conversation ends."""
+
+    type: Literal["unwatch"] = "unwatch"
+    conversation_id: Id
+    watcher_agent_id: Id
+
+
 class Resolved(Signal):
     """How the conversation that agent_id's trigger depends on stands: its last outcome, null while it lives."""
 
@@ -176,4 +184,6 @@ class Resolved(Signal):
 
 
 ClaimRecord = Annotated[Claim | Release, Field(discriminator="type")]
-SignalRecord = Annotated[Granted | Waiting | Denied | Recall | Degraded | Watch | Resolved, Field(discriminator="type")]
+SignalRecord = Annotated[
+    Granted | Waiting | Denied | Recall | Degraded | Watch | Unwatch | Resolved, Field(discriminator="type")
+]

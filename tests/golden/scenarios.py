@@ -173,6 +173,8 @@ def dependencies_and_approvals() -> Driven:
     driven.finish("b2", "B")
     driven.finish("w1")
     driven.trigger("a", approval_required=True)
+    driven.trigger("w3", depends_on=[{"agent_id": "B", "conversation_id": "d"}])
+    driven.stop("w3")
     driven.crash()
     return driven
 

@@ -125,7 +125,7 @@ class Pair:
         by_agents: list[tuple[str, Sent]] = []
         by_sites: list[Answer] = []
         for topic, value in new:
-            if topic == SIGNALS.name and value["type"] not in ("watch", "resolved"):
+            if topic == SIGNALS.name and value["type"] not in ("watch", "unwatch", "resolved"):
                 by_sites.append((value["type"], value["agent_id"], value["trigger_id"], value["n"]))
             else:
                 by_agents.append((value["sender"]["decider"], _sent_by_agent(value)))
@@ -272,8 +272,8 @@ def _sent_by_agent(value: Json) -> Sent:
             return "claim", value["site"], value["trigger_id"], value["n"], bool(value.get("ask"))
         case "release":
             return "release", value["site"], value["trigger_id"], value["n"], value["started"]
-        case "watch":
-            return "watch", value["agent_id"], value["trigger_id"], value["conversation_id"], None
+        case "watch" | "unwatch" as kind:
+            return kind, value["agent_id"], value["trigger_id"], value["conversation_id"], None
         case _:
             about = value["agent_id"], value["trigger_id"], value["conversation_id"]
             return "resolved", *about, value.get("outcome")

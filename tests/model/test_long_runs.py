@@ -211,7 +211,17 @@ def test_everything_that_the_lives_are_for_happened() -> None:
     expected = (
         *("accepted", "placed", "dispatched", "finished", "paused", "replied", "attempt_failed", "lease_expired"),
         *("stop_requested", "stopped", "expired", "archived", "revived", "rescheduled", "forgotten"),
-        *("claimed", "granted", "claim_waiting", "returned", "refused", "watched", "told", "dependency_resolved"),
+        *(
+            "claimed",
+            "granted",
+            "claim_waiting",
+            "returned",
+            "refused",
+            "watched",
+            "unwatched",
+            "told",
+            "dependency_resolved",
+        ),
         *("claim_granted", "claim_denied", "claim_recalled", "claim_degraded", "gate_changed", "site_paused"),
         *("refused agent_backlog_full", "refused run_budget_used_up", "refused site_unknown"),
         "crashed with messages under way",

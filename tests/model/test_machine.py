@@ -350,7 +350,16 @@ EXPECTED = {
         "expired",
     ),
     *("archived", "revived", "rescheduled", "forgotten", "claimed", "granted", "claim_waiting", "returned", "refused"),
-    *("watched", "told", "dependency_resolved", "claim_opened", "claim_granted", "gate_changed", "claim_degraded"),
+    *(
+        "watched",
+        "unwatched",
+        "told",
+        "dependency_resolved",
+        "claim_opened",
+        "claim_granted",
+        "gate_changed",
+        "claim_degraded",
+    ),
     *("refused agent_paused", "refused conversation_busy", "crashed with messages under way"),
 }
 """A machine that grants nothing proves nothing."""

@@ -13,8 +13,8 @@ RESERVED_SECONDS = 30
 LATE_GRANTS = 3
 Verdict = tuple[str, ...]
 Sent = tuple[str, str, str, int | str | None, bool | str | None]
-"""claim: (to site, trigger, n, ask), release: (to site, trigger, n, started), watch: (to agent, trigger, conversation),
-resolved: (to agent, trigger, conversation, outcome)."""
+"""claim: (to site, trigger, n, ask), release: (to site, trigger, n, started), watch, unwatch: (to agent, trigger,
+conversation), resolved: (to agent, trigger, conversation, outcome)."""
 
 
 @dataclass
@@ -117,6 +117,12 @@ class NaiveTurns:
         if kind == "watch":
             watchers = self.watches.setdefault(message["conversation_id"], {})
             watchers[message["watcher_agent_id"], message["trigger_id"]] = "nothing"
+        elif kind == "unwatch":
+            watchers = self.watches.get(message["conversation_id"], {})
+            if watchers.pop((message["watcher_agent_id"], message["trigger_id"]), "none") == "none":
+                return "ignored", "stale"
+            if not watchers:
+                del self.watches[message["conversation_id"]]
         elif not (self.resolve(message) if kind == "resolved" else self.answer_claim(message, at)):
             return "ignored", "stale/unchanged"
         self.pump(at)
@@ -171,6 +177,9 @@ class NaiveTurns:
 
     def end(self, work: Work, state: str, at: int) -> None:
         self.release(work)
+        for (agent, conversation), outcome in work.outcomes.items():
+            if outcome != "finished":
+                self.sent.append(("unwatch", agent, work.id, conversation, None))
         self.live.remove(work)
         work.state = state
         self.ended[work.id] = work

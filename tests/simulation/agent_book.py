@@ -11,7 +11,7 @@ from tests.model.work import instant
 
 Json = dict[str, Any]
 ENDS_ATTEMPT = ("finished", "attempt_failed", "lease_expired", "paused", "stopped")
-NOT_OF_OWN_TRIGGERS = ("watched", "told")
+NOT_OF_OWN_TRIGGERS = ("watched", "unwatched", "told")
 GIVEN_BACK_FOR_ROOM = ("agent_parallelism_limit_reached", "run_budget_used_up")
 """Why a grant goes back although nobody asked for that: a slot, or the budget, has gone to another trigger since."""
 

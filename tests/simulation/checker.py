@@ -9,16 +9,18 @@ from collections import Counter, defaultdict
 from typing import Any, NamedTuple
 
 from streams import CLAIMS, DECISIONS, SIGNALS, SITE_DECISIONS
+from streams.audit.agreement import Agreement
 from streams.audit.verify import Verifier
 from streams.audit.verify_sites import SiteVerifier
 from streams.rules.limits import STEP_CHANGES_MAX
-from tests.simulation.agent_book import AgentBook
+from tests.simulation.agent_book import NOT_OF_OWN_TRIGGERS, AgentBook
 from tests.simulation.cluster import Cluster
 from tests.simulation.site_book import SiteBook
 from tests.states import check_room, content, without_leases
 
 MESSAGES_PER_CHANGE = 4
 """claim, waiting, granted, release"""
+BETWEEN_AGENTS = ("watch", "unwatch", "resolved")
 TriggerId = tuple[str, str]
 
 
@@ -37,8 +39,9 @@ class Checker:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.verifiers = [Verifier() for _ in range(cluster.partitions)]
-        self.site_verifiers = [SiteVerifier() for _ in range(cluster.partitions)]
+        self.agreement = Agreement()
+        self.verifiers = [Verifier(agreement=self.agreement) for _ in range(cluster.partitions)]
+        self.site_verifiers = [SiteVerifier(agreement=self.agreement) for _ in range(cluster.partitions)]
         self.agents: defaultdict[str, AgentBook] = defaultdict(AgentBook)
         self.sites: defaultdict[str, SiteBook] = defaultdict(SiteBook)
         self.running: dict[str, TriggerId] = {}
@@ -56,6 +59,7 @@ class Checker:
         touched: dict[TriggerId, None] = {}
         agents: dict[str, None] = {}
         sites: dict[str, None] = {}
+        self.agreement.partition = number
         for value, offset in self._new(DECISIONS.name, number):
             violation = self.verifiers[number].check(value, offset)
             assert violation is None, violation
@@ -119,7 +123,7 @@ class Checker:
     def _message(self, message: dict[str, Any], topic: str, partition: int, offset: int) -> None:
         kind, id = message["type"], (message["agent_id"], message["trigger_id"])
         self.counts[f"sent {kind}"] += 1
-        if kind in ("watch", "resolved"):
+        if kind in BETWEEN_AGENTS:
             return
         n = message["n"]
         self._under_way[id].append(UnderWay(kind, n, topic, partition, offset))
@@ -179,7 +183,11 @@ class Checker:
                 self.sites[site_id].check_given_out()
 
     def check_end(self) -> None:
-        """Every grant and claim that was booked was sent, and the rows are the fold of the log (I2, I8)."""
+        """Every grant and claim that was booked was sent, and the rows are the fold of the log (I2, I8).
+
+        What was received was sent, and nobody is watched for who has ended (E2): nothing is under way any more.
+        """
+        assert self.agreement.finish() is None, self.agreement.finish()
         for booked, sent in (("claim_granted", "granted"), ("claimed", "claim"), ("claim_recalled", "recall")):
             assert self.counts[booked] == self.counts[f"sent {sent}"], f"{booked} and {sent}"
         for number in range(self.cluster.partitions):
@@ -188,6 +196,10 @@ class Checker:
                 ledger = self.verifiers[number]._ledgers[agent_id]
                 ledger.agent.row.prev = ledger.sha256
                 assert content(without_leases(ledger.agent)) == content(without_leases(agent)), agent_id
+                for conversation_id, watchers in agent.watches.items():
+                    for watcher in watchers:
+                        lives = watcher.trigger_id in self.agents[watcher.agent_id].lives
+                        assert lives, f"E2: {agent_id} still watches {conversation_id} for {watcher}"
 
     def unfinished(self) -> list[tuple[TriggerId, str]]:
         """Live triggers and their states."""
@@ -200,8 +212,8 @@ def _triggers_of(decision: dict[str, Any]) -> list[TriggerId]:
     found = [
         (event.get("agent_id", agent_id), event["trigger_id"])
         for event in decision.get("events", ())
-        if "trigger_id" in event and event["type"] not in ("watched", "told")
+        if "trigger_id" in event and event["type"] not in NOT_OF_OWN_TRIGGERS
     ]
-    if "trigger_id" in command and command["type"] not in ("watch", "resolved"):
+    if "trigger_id" in command and command["type"] not in BETWEEN_AGENTS:
         found.append((command.get("agent_id", agent_id), command["trigger_id"]))
     return found

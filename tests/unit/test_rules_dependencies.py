@@ -1,9 +1,12 @@
 """E2, E3: triggers that wait for conversations of any agent, and for a person."""
 
+import json
+from collections import Counter
+
 import pytest
 
 from streams.rules import events
-from streams.rules.limits import CONVERSATION_SECONDS
+from streams.rules.limits import CONVERSATION_SECONDS, DEPENDENCIES_MAX, STEP_CHANGES_MAX
 from tests.driving import Driven, Json, at_seconds
 
 
@@ -365,4 +368,137 @@ def test_who_depends_on_it_is_told_in_the_very_step_in_which_it_ends(how: str, o
     while driven.undelivered:
         driven.deliver()
     assert outcomes(driven) == (outcome,)
+    driven.check()
+
+
+# Once it has ended, nobody is watched for it
+
+
+ENDS = ("stop", "conversation", "archive", "expiry", "finish", "failure", "lease", "reply", "stopped by the runner")
+
+
+def end(driven: Driven, how: str) -> None:
+    """Trigger w of A ends in this way; it has a slot, or is paused, where that is needed."""
+    match how:
+        case "stop":
+            driven.stop("w")
+        case "conversation":
+            driven.stop(conversation_id="c-w")
+        case "archive":
+            driven.control("archive")
+        case "expiry" | "lease":
+            driven.advance(2500)
+        case "finish":
+            driven.finish("w")
+        case "failure":
+            driven.fail("w", retryable=False)
+        case "reply":
+            driven.status("w", "paused")
+            driven.trigger("r", conversation_id="c-w", interactive=True, kind="chat", on_busy="queue")
+        case _:
+            driven.status("w", "stopped")
+
+
+@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("crashes", [False, True])
+def test_whoever_has_ended_is_watched_for_no_longer(how: str, crashes: bool) -> None:
+    """E2: however it ends; also one that a person let start although what it depends on had failed."""
+    driven = Driven()
+    driven.trigger("b1", "B", conversation_id="c", max_attempts=1)
+    fields: Json = {"expires_at": at_seconds(1000)} if how == "expiry" else {}
+    driven.trigger("w", max_attempts=1, **needs(("B", "c"), ("nobody", "x")), **fields)
+    if how in ENDS[4:]:
+        driven = Driven()
+        driven.trigger("b1", "B", conversation_id="c", max_attempts=1)
+        driven.trigger("w", max_attempts=1, **needs(("B", "c")))
+        driven.fail("b1", "B")
+        driven.control("approve", trigger_id="w")
+        assert driven.running() == ["w"]
+    assert list(driven.agent("B").watches) == ["c"]
+    if crashes:
+        driven.crash()
+    end(driven, how)
+    assert "w" not in driven.agent().triggers
+    assert all(not agent.watches for agent in driven.partition.agents.values())
+    assert not [key for key in driven.rows if b'"watch"' in key]
+    assert len(driven.events_of(events.Unwatched)) == (1 if how in ENDS[4:] else 2)
+    driven.check()
+
+
+def test_one_that_is_over_when_it_is_accepted_is_not_watched_for() -> None:
+    """E5, E2: the two words keep their order."""
+    driven = Driven()
+    driven.advance(10)
+    driven.trigger("w", expires_at=at_seconds(5), **needs(("B", "c")))
+    assert driven.final("w") == "expired"
+    assert [json.loads(output.value or b"")["type"] for output in driven.messages] == ["watch", "unwatch", "resolved"]
+    assert driven.agent("B").watches == {}
+    driven.check()
+
+
+def test_a_conversation_that_finished_while_the_word_was_under_way_is_watched_no_more() -> None:
+    """E2: each of the two takes the watch away, and the other finds none: in either order, and twice."""
+    driven = Driven(delivers=False)
+    driven.trigger("b1", "B", conversation_id="c")
+    driven.trigger("w", **needs(("B", "c")))
+    driven.deliver(2)
+    driven.finish("b1", "B")
+    driven.stop("w")
+    while driven.undelivered:
+        driven.deliver()
+    assert [d.ignored.reason for d in driven.decisions if d.ignored is not None][-2:] == ["stale", "stale"]
+    assert driven.agent("B").watches == {}
+    record = driven.input[-1]
+    assert record.value is not None
+    assert b'"unwatch"' in record.value
+    [again] = driven.again(record)
+    assert again.ignored is not None
+    assert again.ignored.reason == "stale"
+    driven.check()
+
+
+def test_who_still_waits_is_told_although_another_has_ended() -> None:
+    """E2: a watch is of one trigger, not of its agent, and of one conversation."""
+    driven = Driven("unlimited")
+    driven.trigger("b1", "B", conversation_id="c")
+    for id in ("w1", "w2"):
+        driven.trigger(id, **needs(("B", "c")))
+    driven.trigger("w1", "C", **needs(("B", "c"), ("B", "d")))
+    driven.stop("w1")
+    driven.finish("b1", "B")
+    assert driven.running() == ["w2"]
+    assert outcomes(driven, "w1", "C") == ("finished", "unknown")
+    driven.check()
+
+
+def test_thousands_are_watched_no_more_in_bounded_steps() -> None:
+    """F1: archiving sixty triggers that depend on a hundred conversations each says 6,000 words, at most 150 a step."""
+    driven = Driven(delivers=False)
+    conversations = [("B", f"c{number}") for number in range(DEPENDENCIES_MAX)]
+    with driven.held():
+        for number in range(60):
+            driven.trigger(f"w{number}", **needs(*conversations))
+    driven.undelivered.clear()
+    before = len(driven.decisions)
+    driven.control("archive")
+    assert not driven.agent().triggers
+    words = [json.loads(output.value or b"") for output in driven.undelivered]
+    assert len(words) == 60 * DEPENDENCIES_MAX
+    assert {word["type"] for word in words} == {"unwatch"}
+    by_step = Counter(word["sender"]["seq"] for word in words)
+    assert max(by_step.values()) < STEP_CHANGES_MAX + DEPENDENCIES_MAX
+    assert len(driven.decisions) - before == len(by_step)
+    driven.check()
+
+
+def test_a_step_that_says_many_words_leaves_the_slots_to_the_next() -> None:
+    """F1, I7: verify knows that the step was full of words; who was to start does so at once after it."""
+    driven = Driven(delivers=False)
+    driven.trigger("t")
+    driven.fail("t")
+    driven.trigger("w", **needs(*(("B", f"c{number}") for number in range(STEP_CHANGES_MAX))))
+    driven.skip(60)
+    stopped = driven.stop("w")
+    assert [event.type for event in stopped.events] == ["stopped"]
+    assert driven.running() == ["t"]
     driven.check()

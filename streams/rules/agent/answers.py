@@ -5,9 +5,10 @@ from typing import Final
 from pydantic import TypeAdapter
 
 from streams.rules import events
+from streams.rules.agent.rows import Watcher
 from streams.rules.agent.step import Step, end_claim, refuse_later
 from streams.rules.commands import SiteAnswer
-from streams.rules.site_messages import Degraded, Denied, Granted, Recall, Resolved, Waiting, Watch
+from streams.rules.site_messages import Degraded, Denied, Granted, Recall, Resolved, Unwatch, Waiting, Watch
 
 WAIT_REASON: Final[TypeAdapter[events.WaitReason]] = TypeAdapter(events.WaitReason)
 
@@ -37,6 +38,21 @@ def site_answer(step: Step, answer: SiteAnswer) -> None:
 def watched(step: Step, command: Watch) -> None:
     step.emit(
         events.Watched(
+            conversation_id=command.conversation_id,
+            watcher_agent_id=command.watcher_agent_id,
+            trigger_id=command.trigger_id,
+        )
+    )
+
+
+def unwatched(step: Step, command: Unwatch) -> None:
+    """Nothing to forget: it was told that the conversation finished, while the word of its own end was under way."""
+    watcher = Watcher(command.watcher_agent_id, command.trigger_id)
+    if watcher not in step.agent.watches.get(command.conversation_id, {}):
+        step.ignored = events.Ignored(reason="stale")
+        return
+    step.emit(
+        events.Unwatched(
             conversation_id=command.conversation_id,
             watcher_agent_id=command.watcher_agent_id,
             trigger_id=command.trigger_id,

@@ -13,7 +13,7 @@ from typing import Any, Literal, assert_never
 
 from streams.rules import dispatches, events, limits
 from streams.rules.agent.accept import accept
-from streams.rules.agent.answers import resolved, site_answer, watched
+from streams.rules.agent.answers import resolved, site_answer, unwatched, watched
 from streams.rules.agent.controls import control, stop, stop_all, stop_waiting
 from streams.rules.agent.evolve import seen, settle
 from streams.rules.agent.pump import pump
@@ -47,7 +47,7 @@ from streams.rules.messages import (
     Trigger,
 )
 from streams.rules.order import SECOND
-from streams.rules.site_messages import Degraded, Denied, Granted, Recall, Resolved, Waiting, Watch
+from streams.rules.site_messages import Degraded, Denied, Granted, Recall, Resolved, Unwatch, Waiting, Watch
 
 
 def decide(  # noqa: C901 - one case a command
@@ -72,6 +72,8 @@ def decide(  # noqa: C901 - one case a command
             site_answer(step, command)
         case Watch():
             watched(step, command)
+        case Unwatch():
+            unwatched(step, command)
         case Resolved():
             resolved(step, command)
         case Invalid():

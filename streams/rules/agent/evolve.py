@@ -85,6 +85,8 @@ def evolve(agent: Agent, event: events.Event, origin: Origin) -> None:  # noqa: 
             agent.end(row, "refused", origin.at)
         case events.Watched():
             agent.watch(event.conversation_id, Watcher(event.watcher_agent_id, event.trigger_id))
+        case events.Unwatched():
+            agent.unwatch(event.conversation_id, Watcher(event.watcher_agent_id, event.trigger_id))
         case events.Told():
             agent.told(event.conversation_id, Watcher(event.watcher_agent_id, event.trigger_id), event.outcome)
         case _:

@@ -146,6 +146,11 @@ class TriggerRow:
         return self.expires_at is not None and self.expires_at <= at
 
     @property
+    def unfinished_dependencies(self) -> list[tuple[str, str]]:
+        """Those whose agents may still tell it how they stand: once one has finished, nobody does any more."""
+        return [on for on, outcome in zip(self.depends_on, self.outcomes, strict=True) if outcome != "finished"]
+
+    @property
     def is_blocked(self) -> bool:
         """Whether an approval or a dependency keeps it from a place (E2, E3)."""
         if self.lacks_approval:

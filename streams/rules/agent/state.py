@@ -431,14 +431,19 @@ class Agent:
         self.changed[RowRef("watch", conversation_id, None, watcher)] = None
 
     def told(self, conversation_id: str, watcher: Watcher, outcome: DependencyOutcome | None) -> None:
+        if outcome == "finished":
+            self.unwatch(conversation_id, watcher)
+            return
+        self.untold.discard((conversation_id, watcher))
+        self.watches[conversation_id][watcher].told = outcome
+        self.changed[RowRef("watch", conversation_id, None, watcher)] = None
+
+    def unwatch(self, conversation_id: str, watcher: Watcher) -> None:
         self.untold.discard((conversation_id, watcher))
         watchers = self.watches[conversation_id]
-        if outcome == "finished":
-            del watchers[watcher]
-            if not watchers:
-                del self.watches[conversation_id]
-        else:
-            watchers[watcher].told = outcome
+        del watchers[watcher]
+        if not watchers:
+            del self.watches[conversation_id]
         self.changed[RowRef("watch", conversation_id, None, watcher)] = None
 
     def take_slot(self, number: int) -> None:

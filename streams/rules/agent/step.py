@@ -13,12 +13,14 @@ from streams.rules.agent.rows import RememberedKind, TriggerRow
 from streams.rules.agent.state import DIGEST_DIGITS, Agent
 from streams.rules.commands import AgentCommand
 from streams.rules.order import SECOND, order_key
-from streams.rules.site_messages import Claim, Release, Resolved, Sender, Watch
+from streams.rules.site_messages import Claim, Release, Resolved, Sender, Unwatch, Watch
 
 ON_BUSY: Final = frozenset({None, "", "ask", "queue", "force", "interrupt"})
 RunnerOutput = dispatches.Dispatch | dispatches.StopRequest | dispatches.Revocation
-DeciderOutput = Claim | Release | Watch | Resolved
-_ENDS_WAITING: Final = (events.Dispatched, events.RefusedLater, events.Stopped, events.Expired)
+DeciderOutput = Claim | Release | Watch | Unwatch | Resolved
+_ENDS_WAITING: Final = frozenset({events.Dispatched, events.RefusedLater, events.Stopped, events.Expired})
+_ENDS: Final = frozenset({*events.ENDS_ALWAYS, events.AttemptFailed, events.LeaseExpired})
+"""Its trigger may have ended with it. Sets, since isinstance of so many models would cost microseconds."""
 
 
 Via = Literal["kafka", "http", "internal", "timer"]
@@ -57,12 +59,34 @@ class Step:
         self.origin = Origin(self.seq, self.at, self.command)
 
     def emit(self, event: events.Event) -> None:
-        if isinstance(event, _ENDS_WAITING):
-            row = self.agent.triggers[event.trigger_id]
-            if row.is_urgent and row.state == "waiting":
+        row: TriggerRow | None = None
+        if type(event) in _ENDS_WAITING or type(event) in _ENDS:
+            row = self.agent.triggers[event.trigger_id]  # type: ignore[union-attr]
+            if row.is_urgent and row.state == "waiting" and type(event) in _ENDS_WAITING:
                 self.settles.append(row.trigger_id)
+        sender = self.sender() if row is not None and row.depends_on else None
         self.emitted.append(event)
         evolve(self.agent, event, self.origin)
+        if row is not None and sender is not None and row.trigger_id not in self.agent.triggers:
+            self._unwatch(row, sender)
+
+    def _unwatch(self, row: TriggerRow, sender: Sender) -> None:
+        """It has ended: nobody need tell it any more how what it depends on ends (E2).
+
+        Each word counts as a change, so that a step that stops many says no more than one trigger's beyond M.
+        """
+        for agent_id, conversation_id in row.unfinished_dependencies:
+            self.changes_left = max(0, self.changes_left - 1)
+            self.messages.append(
+                Unwatch(
+                    at=self.at,
+                    sender=sender,
+                    agent_id=agent_id,
+                    trigger_id=row.trigger_id,
+                    conversation_id=conversation_id,
+                    watcher_agent_id=self.agent.agent_id,
+                )
+            )
 
     def sender(self) -> Sender:
         """Of a message that the event to be emitted next causes."""
