@@ -17,8 +17,8 @@ from api.cli.endpoints import published
 from api.cli.service import log_as_json, run_service
 from api.http.app import create_app
 from api.http.auth import Authentication
-from api.http.live import Live
 from api.http.readiness import Bounds
+from api.http.routes.parameters import Service
 from streams.settings import load_settings
 
 LOCAL: Final = "127.0.0.1"
@@ -76,20 +76,24 @@ def api(
         signal.signal(number, _already_asked)
     with published(settings, api=address):
         log.info("api_listens", page=f"{address}/", readyz=f"{address}/readyz")
+<<<<<<< HEAD
         run_service(_serve(_Server(config, app.state.service.live), listener))
+=======
+        asyncio.run(_Server(config, app.state.service).serve(sockets=[listener]))
+>>>>>>> e8b799c (wip)
     log.info("api_stopped")
 
 
 class _Server(uvicorn.Server):
-    """Ends the streams of live events before it waits for requests under way: those streams never end by themselves."""
+    """Ends what waits for events before it waits for requests under way: some of them never end by themselves."""
 
-    def __init__(self, config: uvicorn.Config, live: Live) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
-        self._live = live
+        self._service = service
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn when it was asked to stop."""
-        self._live.end()
+        self._service.end()
         await super().shutdown(sockets)
 
 

@@ -27,7 +27,9 @@ from streams.codec import partition_of
 POLLS_MAX: Final = 100
 CONNECT_SECONDS_MAX: Final = 4.0
 REQUEST_TIMEOUT_MILLISECONDS: Final = 5_000
-FETCH_SECONDS: Final = 1.0
+FETCH_SECONDS_MIN: Final = 0.3
+"""Also who doesn't want to wait gets what is there."""
+FETCH_SECONDS_MAX: Final = 1.0
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
 CLOCKS_APART_MILLISECONDS: Final = 10_000
 """A record's time is its producer's; a dispatch's own time may be up to 5 s ahead of the clock."""
@@ -41,6 +43,8 @@ class Read:
 
     records: list[dict[str, Any]] = field(default_factory=list)
     next_offsets: dict[int, int] = field(default_factory=dict)
+    is_last: bool = False
+    """The service is being stopped: nothing more will come here."""
 
 
 class Dispatches:
@@ -50,6 +54,11 @@ class Dispatches:
         self._bootstrap = bootstrap
         self._partitions = partitions
         self._polls = 0
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """End all polls: the service is being stopped."""
+        self._ending.set()
 
     async def read(
         self,
@@ -123,10 +132,15 @@ class Dispatches:
         size = 0
         while not read.records:
             left = until_seconds - loop.time()
-            fetch = asyncio.ensure_future(
-                consumer.getmany(timeout_ms=int(1000 * max(0.0, min(left, FETCH_SECONDS))), max_records=rows)
-            )
-            await asyncio.wait({fetch})
+            wait_seconds = max(FETCH_SECONDS_MIN, min(left, FETCH_SECONDS_MAX))
+            fetch = asyncio.ensure_future(consumer.getmany(timeout_ms=int(1000 * wait_seconds), max_records=rows))
+            ending = asyncio.ensure_future(self._ending.wait())
+            await asyncio.wait({fetch, ending}, return_when=asyncio.FIRST_COMPLETED)
+            ending.cancel()
+            if not fetch.done():
+                fetch.cancel()
+                await asyncio.gather(fetch, return_exceptions=True)
+                break
             for target, records in result_of(fetch).items():
                 for record in records:
                     if len(read.records) == rows or size > ANSWER_BYTES_MAX:
@@ -135,6 +149,7 @@ class Dispatches:
                     if keys is None or record.key in keys:
                         read.records.append(from_json(record.value))
                         size += len(record.value)
-            if left <= 0:
+            if left <= 0 or self._ending.is_set():
                 break
+        read.is_last = self._ending.is_set()
         return read

@@ -40,11 +40,15 @@ class Watch:
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    is_ending: bool = False
+    """The service is being stopped: whoever waits is to be told at once."""
 
     async def outcome(self, trigger_id: str, until_seconds: float) -> Outcome | None:
         """How the trigger ended; None if it hasn't by the event loop's time ``until_seconds``."""
         loop = asyncio.get_running_loop()
         while trigger_id not in self.outcomes:
+            if self.is_ending:
+                return None
             self.changed.clear()
             try:
                 async with asyncio.timeout_at(max(until_seconds, loop.time())):
@@ -59,12 +63,21 @@ class Outcomes:
 
     def __init__(self, log: Log) -> None:
         self._watches: defaultdict[bytes, set[Watch]] = defaultdict(set)
+        self._is_ending = False
         log.listen(self._take)
+
+    def end(self) -> None:
+        """Let nobody wait any longer: the service is being stopped."""
+        self._is_ending = True
+        for watches in self._watches.values():
+            for watch in watches:
+                watch.is_ending = True
+                watch.changed.set()
 
     @contextmanager
     def watching(self, agent_id: str) -> Iterator[Watch]:
         """Note what becomes of the agent's triggers while the block lasts."""
-        watch, key = Watch(), agent_id.encode()
+        watch, key = Watch(is_ending=self._is_ending), agent_id.encode()
         self._watches[key].add(watch)
         try:
             yield watch

@@ -98,6 +98,15 @@ async def test_a_poll_waits_for_what_comes(berth: Stack, agent: str) -> None:
     assert dispatch["trigger_id"] == "t"
 
 
+async def test_what_was_dispatched_a_moment_ago_is_not_missed_by_a_new_runner(berth: Stack, agent: str) -> None:
+    """The tables may not have it yet."""
+    for number in range(10):
+        await limited(berth.http, f"{agent}{number}", 1)
+        await ask(berth, f"{agent}{number}", "t")
+        [dispatch] = (await poll(berth.http, f"{agent}{number}"))["dispatches"]
+        assert dispatch["agent_id"] == f"{agent}{number}"
+
+
 async def test_a_new_runner_gets_what_runs_and_nothing_that_has_ended(berth: Stack, agent: str) -> None:
     await limited(berth.http, agent, 2)
     runner = berth.client_of("runner")

@@ -1,6 +1,7 @@
 """Tasks over HTTP: a result in the answer, or a place in the queue; the words of a full agent."""
 
 import asyncio
+import signal
 import time
 from typing import Any
 from uuid import uuid4
@@ -113,6 +114,25 @@ async def test_who_waits_no_longer_is_told_where_to_look_and_asks_again_for_the_
     for answer in (await asked, await task(berth.http, agent, "k", wait_seconds=5)):
         assert (answer.status_code, answer.json()["status"], answer.json()["result"]) == (200, "finished", "done")
     assert len(await berth.accepted(agent)) == 1
+
+
+async def test_who_waits_is_answered_when_the_service_is_stopped(berth: Stack, agent: str) -> None:
+    for id in (agent, f"{agent}-idle"):
+        await limited(berth.http, id, 1)
+    client = await berth.start_api()
+    wanted: dict[str, Any] = {"agents": f"{agent}-idle", "wait_seconds": 0}
+    wanted["after"] = (await client.get("/api/runners/dispatches", params=wanted)).json()["position"]
+    wanted["wait_seconds"] = 60
+    polled = asyncio.create_task(client.get("/api/runners/dispatches", params=wanted, timeout=90))
+    asked = asyncio.create_task(task(client, agent, wait_seconds=300))
+    await dispatched(berth, agent)  # so the poll, which was sent before it, is there as well
+    berth.apis[-1].send(signal.SIGTERM)
+    began = time.monotonic()
+    answer = await asked
+    assert (answer.status_code, answer.json()["status"]) == (202, "running")
+    assert (await polled).json()["dispatches"] == []
+    assert time.monotonic() - began < 5
+    assert await berth.apis[-1].ended() == 0
 
 
 async def test_a_full_agent_is_told_in_the_words_of_the_contract(berth: Stack, agent: str) -> None:

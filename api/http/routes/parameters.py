@@ -38,6 +38,11 @@ class Service:
     readiness: Readiness
     authentication: Authentication
 
+    def end(self) -> None:
+        """Let nobody wait any longer: the service is being stopped."""
+        for part in (self.live, self.dispatches, self.outcomes):
+            part.end()
+
 
 async def _service(request: Request) -> Service:
     service: Service = request.app.state.service

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from datetime import timedelta
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Body, Query
 from fastapi.responses import JSONResponse
 from pydantic import Discriminator, Field, Tag
 
+from api.http import views
 from api.http.auth import Caller
 from api.http.positions import read_runner_position, write_runner_position
 from api.http.problems import invalid
@@ -23,6 +25,8 @@ router = APIRouter(prefix="/api", tags=["runners"])
 WAIT_SECONDS_DEFAULT: Final = 20
 WAIT_SECONDS_MAX: Final = 60
 DISPATCHES_MAX: Final = 100
+TABLES_BEHIND_SECONDS: Final = 60
+"""What was dispatched since may not be in the tables yet."""
 AGENTS_MAX: Final = 500
 
 
@@ -45,11 +49,13 @@ async def poll_dispatches(
     since = None
     if after is None:
         async with service.database.reading() as reading:
-            since = await reading.value("oldest_running_attempt", agent_ids=wanted)
+            oldest = await reading.value("oldest_running_attempt", agent_ids=wanted)
+        recent = views.now() - timedelta(seconds=TABLES_BEHIND_SECONDS)
+        since = recent if oldest is None else min(oldest, recent)
     while True:
         read = await service.dispatches.read(wanted, offsets, since, until_seconds, limit)
         records = read.records if after is not None else await _not_ended(service, read.records)
-        if records or asyncio.get_running_loop().time() >= until_seconds:
+        if records or read.is_last or asyncio.get_running_loop().time() >= until_seconds:
             return answer({"dispatches": records, "position": write_runner_position(read.next_offsets)})
         offsets = read.next_offsets
 
