@@ -76,11 +76,7 @@ def api(
         signal.signal(number, _already_asked)
     with published(settings, api=address):
         log.info("api_listens", page=f"{address}/", readyz=f"{address}/readyz")
-<<<<<<< HEAD
-        run_service(_serve(_Server(config, app.state.service.live), listener))
-=======
-        asyncio.run(_Server(config, app.state.service).serve(sockets=[listener]))
->>>>>>> e8b799c (wip)
+        run_service(_serve(_Server(config, app.state.service), listener))
     log.info("api_stopped")
 
 
