@@ -1,17 +1,29 @@
-"""``berth verify``: read every decision from the beginning and check that the rules held and the log is whole."""
+"""``berth verify``: read every decision from the beginning and check that the rules held and the log is whole.
+
+Partitions are read one after the other, so memory holds the live state of one at a time. A long reading is put down
+every so often, and when it is interrupted (``verify.json`` in the data directory): ``--resume`` goes on from there.
+"""
 
 import asyncio
 import json
-from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Final, NamedTuple
 
 import typer
 from aiokafka import ConsumerRecord, TopicPartition
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from api.cli.command_failed import CommandFailed
 from streams import CHANGELOG, DECISIONS, SITE_DECISIONS, codec
+from streams.audit import checkpoint
 from streams.audit.agreement import Agreement
+from streams.audit.checkpoint import Checkpoint, Counts, NoCheckpoint
+from streams.audit.recompute import Recheck, Recomputer
+from streams.audit.stored import StoredAgent, StoredSite
 from streams.audit.verify import Head, Verifier, Violation
 from streams.audit.verify_sites import SiteVerifier
 from streams.kafka.clients import reading
@@ -19,7 +31,12 @@ from streams.kafka.history import history
 from streams.settings import Settings, load_settings
 from streams.sites import read_site
 
-VIOLATION_EXIT_CODE = 1
+VIOLATION_EXIT_CODE: Final = 1
+INTERRUPTED_EXIT_CODE: Final = 130
+SAVE_SECONDS: Final = 20
+_TOPICS: Final = (DECISIONS.name, SITE_DECISIONS.name)
+
+Save = Callable[[Checkpoint], None]
 
 
 class Found(NamedTuple):
@@ -30,32 +47,51 @@ class Found(NamedTuple):
     violation: Violation
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Verdict:
     """What the log of all partitions looks like; ``violations``: the first of each partition that has one."""
 
-    decisions: int
-    forced: int
-    violations: list[Found]
+    counts: Counts = field(default_factory=Counts)
+    violations: list[Found] = field(default_factory=list)
+
+    @property
+    def decisions(self) -> int:
+        return self.counts.decisions
+
+    @property
+    def forced(self) -> int:
+        return self.counts.forced
 
 
 def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    recompute: Annotated[
+        bool, typer.Option("--recompute/--no-recompute", help="Decide every command again and compare; or not: faster.")
+    ] = True,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted reading was put down.")] = False,
 ) -> None:
     """Check the whole log of decisions; exit code 1 when something is wrong with it. Changes nothing.
 
     Reads berth.decisions and berth.site-decisions from their beginning: that limits, pools, budgets and gates held at
     every dispatch and grant, that no two folders overlapped, that each attempt was dispatched and ended once, in the
-    right order, that what a site gave out is what agents ran on, and that no decision was changed, removed or added
-    since (hash chain, and its stored heads). Each violation names topic, partition and offset. It may run beside live
-    workers: it checks what was written when it began.
+    right order (each older trigger that was overtaken is counted under what allowed that), that what a site gave out is
+    what agents ran on, that every command decided again gives the same decision, and that no decision was changed,
+    removed or added since (hash chain, and its stored heads). Each violation names topic, partition and offset. It may
+    run beside live workers: it checks what was written when it began.
     """
     settings = load_settings()
+    file = settings.data_directory / "verify.json"
+    begin = _taken_up(file, settings.partitions, recompute) if resume else None
     console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
-    ) as progress:
-        verdict = asyncio.run(verify_log(settings, progress))
+    try:
+        with Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+        ) as progress:
+            verdict = asyncio.run(verify_log(settings, progress, recompute, begin, lambda at: _put_down(file, at)))
+    except KeyboardInterrupt:
+        console.print(f"Interrupted. What was read is kept in {file}: berth verify --resume goes on from there.")
+        raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
+    file.unlink(missing_ok=True)
     if as_json:
         typer.echo(json.dumps(_as_json(verdict)))
     else:
@@ -64,41 +100,172 @@ def verify(
         raise typer.Exit(VIOLATION_EXIT_CODE)
 
 
-async def verify_log(settings: Settings, progress: Progress | None = None) -> Verdict:
+def _taken_up(file: Path, partitions: int, recompute: bool) -> Checkpoint:
+    try:
+        return checkpoint.read(file.read_bytes(), partitions, recompute)
+    except OSError as failed:
+        happened = f"Nothing was put down: {file} can't be read ({failed.strerror})."
+    except NoCheckpoint as failed:
+        happened = f"{file} can't be gone on from: {failed}."
+    raise CommandFailed(happened, kept="everything.", advice="start from the beginning: berth verify.")
+
+
+def _put_down(file: Path, at: Checkpoint) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(".part")
+    part.write_bytes(checkpoint.write(at))
+    part.replace(file)
+
+
+async def verify_log(
+    settings: Settings,
+    progress: Progress | None = None,
+    recompute: bool = True,
+    begin: Checkpoint | None = None,
+    save: Save | None = None,
+) -> Verdict:
     """Verify both logs of every partition, one after the other. Raises KafkaError."""
     bootstrap = settings.kafka_addresses()
-    ends = await _ends(bootstrap, settings.partitions)
-    task = None
+    if begin is None:
+        ends = await _ends(bootstrap, settings.partitions)
+    else:
+        ends = {(topic, number): end for topic, number, end in begin.ends}
+    run = _Reading(bootstrap, settings.partitions, ends, recompute, begin, save)
     if progress is not None:
-        task = progress.add_task("decisions", total=sum(ends.values()))
-    decisions = forced = 0
-    agreement = Agreement()
-    violations = []
-    for number in range(settings.partitions):
-        agent_heads, site_heads = await _heads(bootstrap, number)
-        agents, sites = Verifier(agent_heads, agreement), SiteVerifier(site_heads, agreement)
-        agreement.partition = number
-        for topic, verifier in ((DECISIONS, agents), (SITE_DECISIONS, sites)):
-            violation = None
-            async for records in history(bootstrap, topic.name, number):
+        run.watch(progress)
+    verdict = await run.all_partitions()
+    if progress is not None:
+        progress.update(progress.task_ids[0], completed=sum(ends.values()))
+    return verdict
+
+
+class _Reading:
+    """One reading of the whole log, from its beginning or from a checkpoint."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        partitions: int,
+        ends: dict[tuple[str, int], int],
+        recompute: bool,
+        begin: Checkpoint | None,
+        save: Save | None,
+    ) -> None:
+        self._bootstrap, self._partitions, self._ends = bootstrap, partitions, ends
+        self._recompute, self._begin, self._save = recompute, begin, save
+        self._agreement = Agreement(begin.agreement if begin is not None else None)
+        self._verdict = Verdict()
+        if begin is not None:
+            self._verdict = Verdict(begin.counts, [Found(*found) for found in begin.violations])
+        self._read: Callable[[int], None] = lambda _: None
+        self._saved_at = time.monotonic()
+
+    def watch(self, progress: Progress) -> None:
+        """Show how far it is."""
+        task = progress.add_task("decisions", total=sum(self._ends.values()), completed=self._passed())
+        self._read = lambda count: progress.advance(task, count)
+
+    def _passed(self) -> int:
+        """How many records lie before where it begins."""
+        if self._begin is None:
+            return 0
+        before = [end for (_, number), end in self._ends.items() if number < self._begin.number]
+        own = self._ends[DECISIONS.name, self._begin.number] if self._begin.topic == SITE_DECISIONS.name else 0
+        return sum(before) + own + self._begin.offset
+
+    async def all_partitions(self) -> Verdict:
+        first = self._begin.number if self._begin is not None else 0
+        for number in range(first, self._partitions):
+            self._agreement.partition = number
+            agent_heads, site_heads = await _heads(self._bootstrap, number)
+            for topic, heads in zip(_TOPICS, (agent_heads, site_heads), strict=True):
+                begins_here = self._begin is not None and (self._begin.number, self._begin.topic) == (number, topic)
+                if self._begin is not None and number == first and not begins_here and topic == DECISIONS.name:
+                    continue  # read before it was put down
+                await self._partition(number, topic, heads, self._begin if begins_here else None)
+        # What isn't read may hold what is missed.
+        disagreement = None if self._verdict.violations else self._agreement.finish(self._ends)
+        if disagreement is not None:
+            where, detail = disagreement
+            violation = Violation(where.offset, where.decider, where.seq, "agreement", detail)
+            self._verdict.violations.append(Found(where.topic, where.partition, violation))
+        return self._verdict
+
+    async def _partition(self, number: int, topic: str, heads: dict[str, Head], begin: Checkpoint | None) -> None:
+        recheck = Recheck(_recomputer(begin)) if self._recompute else None
+        verifier: Verifier | SiteVerifier
+        if topic == DECISIONS.name:
+            known = [stored.agent(id) for id, stored in begin.agents] if begin is not None else []
+            verifier = Verifier(heads, self._agreement, recheck, known)
+        else:
+            known_sites = [stored.site(id) for id, stored in begin.sites] if begin is not None else []
+            verifier = SiteVerifier(heads, self._agreement, recheck, known_sites)
+        offset = begin.offset if begin is not None else None
+        violation = None
+        try:
+            async for records in history(self._bootstrap, topic, number, offset):
                 violation = _first_violation(verifier, records)
-                if progress is not None and task is not None:
-                    progress.advance(task, len(records))
                 if violation is not None:
                     break
-            violation = violation or verifier.finish()
-            if violation is not None:
-                violations.append(Found(topic.name, number, violation))
-        decisions += agents.decisions + sites.decisions
-        forced += agents.forced
-    disagreement = None if violations else agreement.finish(ends)  # what isn't read may hold what is missed
-    if disagreement is not None:
-        where, detail = disagreement
-        violation = Violation(where.offset, where.decider, where.seq, "agreement", detail)
-        violations.append(Found(where.topic, where.partition, violation))
-    if progress is not None and task is not None:
-        progress.update(task, total=decisions, completed=decisions)
-    return Verdict(decisions, forced, violations)
+                offset = records[-1].offset + 1
+                self._read(len(records))
+                if time.monotonic() > self._saved_at + SAVE_SECONDS:
+                    self._put_down(number, topic, offset, verifier, recheck)
+        except asyncio.CancelledError:
+            if offset is not None:
+                self._put_down(number, topic, offset, verifier, recheck)
+            raise
+        violation = violation or verifier.finish()
+        if violation is not None:
+            self._verdict.violations.append(Found(topic, number, violation))
+        _count(self._verdict.counts, verifier, recheck)
+
+    def _put_down(
+        self, number: int, topic: str, offset: int, verifier: Verifier | SiteVerifier, recheck: Recheck | None
+    ) -> None:
+        if self._save is None:
+            return
+        counts = replace(self._verdict.counts)
+        _count(counts, verifier, recheck)
+        again = recheck.recomputer if recheck is not None else Recomputer()
+        agents = verifier.agents() if isinstance(verifier, Verifier) else []
+        sites = verifier.sites() if isinstance(verifier, SiteVerifier) else []
+        self._save(
+            Checkpoint(
+                self._partitions,
+                self._recompute,
+                [(*place, end) for place, end in self._ends.items()],
+                number,
+                topic,
+                offset,
+                counts,
+                [(found.topic, found.partition, found.violation) for found in self._verdict.violations],
+                [(agent.agent_id, StoredAgent.of(agent)) for agent in agents],
+                [(site.site_id, StoredSite.of(site)) for site in sites],
+                [(id, StoredAgent.of(agent)) for id, agent in again.agents.items()],
+                [(id, StoredSite.of(site)) for id, site in again.sites.items()],
+                self._agreement.stored(),
+            )
+        )
+        self._saved_at = time.monotonic()
+
+
+def _recomputer(begin: Checkpoint | None) -> Recomputer:
+    recomputer = Recomputer()
+    if begin is not None:
+        recomputer.agents = {id: stored.agent(id) for id, stored in begin.rechecked_agents}
+        recomputer.sites = {id: stored.site(id) for id, stored in begin.rechecked_sites}
+    return recomputer
+
+
+def _count(counts: Counts, verifier: Verifier | SiteVerifier, recheck: Recheck | None) -> None:
+    counts.decisions += verifier.decisions
+    if isinstance(verifier, Verifier):
+        counts.forced += verifier.forced
+        counts.overtakings = counts.overtakings + verifier.overtakings
+    if recheck is not None:
+        counts.recomputed += recheck.decisions
+        counts.unknown = counts.unknown + recheck.unknown
 
 
 def _first_violation(verifier: Verifier | SiteVerifier, records: list[ConsumerRecord]) -> Violation | None:
@@ -137,10 +304,18 @@ async def _ends(bootstrap: str, partitions: int) -> dict[tuple[str, int], int]:
 
 
 def _print(verdict: Verdict) -> None:
-    summary = f"{verdict.decisions:,} decisions, {len(verdict.violations)} violations"
-    if verdict.forced:
-        summary += f" ({verdict.forced:,} forced dispatches, counted apart)"
+    counts = verdict.counts
+    summary = f"{counts.decisions:,} decisions, {len(verdict.violations)} violations"
+    if counts.forced:
+        summary += f" ({counts.forced:,} forced dispatches, counted apart)"
     typer.echo(summary)
+    if counts.recomputed:
+        typer.echo(f"{counts.recomputed:,} commands decided again gave the same decisions, byte for byte")
+    for policy, number in sorted(counts.unknown.items()):
+        typer.echo(f"{number:,} decisions are of policy {policy!r}, unknown here: folded, not decided again")
+    if counts.overtakings:
+        allowed = ", ".join(f"{number:,} {reason}" for reason, number in counts.overtakings.most_common())
+        typer.echo(f"older triggers overtaken, and what allowed it: {allowed}")
     for topic, number, violation in verdict.violations:
         where = "at its end" if violation.offset is None else f"offset {violation.offset}"
         typer.echo(
@@ -150,9 +325,13 @@ def _print(verdict: Verdict) -> None:
 
 
 def _as_json(verdict: Verdict) -> dict[str, object]:
+    counts = verdict.counts
     return {
-        "decisions": verdict.decisions,
-        "forced": verdict.forced,
+        "decisions": counts.decisions,
+        "forced": counts.forced,
+        "recomputed": counts.recomputed,
+        "unknown_policies": dict(counts.unknown),
+        "overtakings": dict(counts.overtakings),
         "violations": [
             {"topic": topic, "partition": number, **violation._asdict()}
             for topic, number, violation in verdict.violations

@@ -10,6 +10,7 @@ are forgotten once they have met. What is under way at the end, or came too late
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from streams import DECISIONS, SITE_DECISIONS
@@ -36,15 +37,30 @@ class Received(NamedTuple):
     seq: int
 
 
+@dataclass(frozen=True, slots=True)
+class StoredAgreement:
+    """What has not met yet, so that a reading can go on another day."""
+
+    sent: list[Said] = field(default_factory=list)
+    received: list[tuple[Said, Received]] = field(default_factory=list)
+    sites: list[tuple[str, int, str]] = field(default_factory=list)
+
+
 class Agreement:
     """Of all partitions; give it to each partition's verifiers, and set ``partition`` before."""
 
-    def __init__(self) -> None:
+    def __init__(self, stored: StoredAgreement | None = None) -> None:
+        stored = stored or StoredAgreement()
         self.partition = 0
-        self._sent: set[Said] = set()
-        self._received: dict[Said, Received] = {}
-        self._sites: dict[tuple[str, int], str] = {}
+        self._sent: set[Said] = set(stored.sent)
+        self._received: dict[Said, Received] = dict(stored.received)
+        self._sites: dict[tuple[str, int], str] = {(agent_id, n): site for agent_id, n, site in stored.sites}
         """Where the agents' claims are that have not ended, by agent and number."""
+
+    def stored(self) -> StoredAgreement:
+        """What has not met yet."""
+        sites = [(agent_id, n, site) for (agent_id, n), site in self._sites.items()]
+        return StoredAgreement(sorted(self._sent), list(self._received.items()), sites)
 
     def take_agent(self, decision: events.Decision, offset: int) -> None:
         """What an agent's decision has sent and received."""

@@ -20,7 +20,10 @@ Allowed = Reason | Literal["forced", "waits_at_site"]
 
 
 def overtaken(agent: Agent, row: TriggerRow, forced: bool, at: int) -> Iterator[tuple[str, Allowed | None]]:
-    """(id, what let the start by) of each older trigger that waits just before it; None: nothing did."""
+    """(id, what let the start by) of each older trigger that waits just before it; None: nothing did.
+
+    ``forced``: it asked to start at once, whether or not it exceeded the limit.
+    """
     if not agent.waiting or not agent.waiting[0] < row.key:
         return
     older = agent.waiting.irange(maximum=row.key, inclusive=(True, False))

@@ -6,7 +6,10 @@ another policy than this version's is folded, not decided: nobody can say here w
 """
 
 import hashlib
+from collections import Counter
 from typing import Final
+
+from pydantic_core import from_json
 
 from streams.audit.past import fold_agent, fold_site
 from streams.partition import decision_of
@@ -21,11 +24,14 @@ KNOWN_POLICIES: Final = frozenset({limits.POLICY})
 
 
 class Recomputer:
-    """Feed it the decisions of any deciders, each decider's in order from its first."""
+    """Feed it the decisions of any deciders, each decider's in order from its first.
+
+    ``agents``, ``sites``: as they are after those decisions.
+    """
 
     def __init__(self) -> None:
-        self._agents: dict[str, Agent] = {}
-        self._sites: dict[str, Site] = {}
+        self.agents: dict[str, Agent] = {}
+        self.sites: dict[str, Site] = {}
 
     def again(self, logged: events.Decision | site_events.SiteDecision, value: bytes) -> bytes | None:
         """What the decision would be today; None: its policy is unknown, it was only folded.
@@ -34,11 +40,15 @@ class Recomputer:
         ValueError: the rules fail on it, since the log before it is damaged.
         """
         if isinstance(logged, events.Decision):
-            agent = self._agents.setdefault(logged.agent_id, Agent(logged.agent_id))
+            agent = self.agents.get(logged.agent_id)
+            if agent is None:
+                agent = self.agents[logged.agent_id] = Agent(logged.agent_id)
             written = _agent_again(agent, logged)
             agent.row.prev = hashlib.sha256(value).hexdigest()
         else:
-            site = self._sites.setdefault(logged.site, Site(logged.site))
+            site = self.sites.get(logged.site)
+            if site is None:
+                site = self.sites[logged.site] = Site(logged.site)
             written = _site_again(site, logged)
             site.row.prev = hashlib.sha256(value).hexdigest()
         return written
@@ -67,3 +77,39 @@ def _site_again(site: Site, logged: site_events.SiteDecision) -> bytes | None:
     written = site_events.write_site_decision(site_decision_of(site, step, logged.cause, logged.via))
     site.changed.clear()
     return written
+
+
+class Recheck:
+    """Whether decisions come out again as they are; for verifiers, which say the first thing that is wrong."""
+
+    def __init__(self, recomputer: Recomputer | None = None) -> None:
+        self.recomputer = recomputer or Recomputer()
+        self.decisions = 0
+        self.unknown: Counter[str] = Counter()
+        """Decisions by policies whose rules aren't known here: they were folded only."""
+
+    def wrong(self, logged: events.Decision | site_events.SiteDecision, value: bytes) -> tuple[str, str] | None:
+        """("recomputed", what differs), or None."""
+        try:
+            again = self.recomputer.again(logged, value)
+        except (AssertionError, KeyError, ValueError) as error:
+            return "recomputed", f"the rules fail on its command: {error!r}"
+        if again is None:
+            self.unknown[logged.policy] += 1
+        elif again != value:
+            return "recomputed", _difference(from_json(value), from_json(again))
+        else:
+            self.decisions += 1
+        return None
+
+
+_SHOWN_MAX: Final = 300
+
+
+def _difference(logged: dict[str, object], again: dict[str, object]) -> str:
+    """The first field that differs, as it is and as it would be."""
+    for name in [*logged, *again]:
+        if logged.get(name) != again.get(name):
+            was, would = (str(one.get(name, "absent"))[:_SHOWN_MAX] for one in (logged, again))
+            return f"{name} is {was}, deciding its command again gives {would}"
+    return "its fields are the same, but not its bytes"

@@ -13,18 +13,24 @@
   time (B5, E5), a budget (E4), and its claim granted (D3). Nobody is at the head who lacks an approval or waits for a
   dependency (E2, E3): placing it doesn't fit its state (I4).
 
+With ``recheck``, each command decided again gives the decision that is there (recompute.py). Each older trigger that a
+start overtook is counted under what allowed that (overtakings.py): together with I6 the certificate of the order.
+
 Running attempts, limits and budgets are counted here from the events alone. Whether an event fits, and who is the
 oldest, is asked of the same ``evolve`` that the deciders use. With ``heads``, the chain's stored ends, a cut tail is
 missed. With ``agreement``, agents and sites must say the same of each other's claims (agreement.py).
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from pydantic import ValidationError
 
 from streams.audit.agreement import Agreement
+from streams.audit.overtakings import overtaken
+from streams.audit.recompute import Recheck
 from streams.rules import events, limits
 from streams.rules.agent.evolve import Origin, evolve, settle
 from streams.rules.agent.rows import TriggerRow
@@ -55,15 +61,31 @@ class Violation(NamedTuple):
 class _Ledger:
     """What the invariants of one agent are counted with, apart from its folded state."""
 
-    __slots__ = ("agent", "budget", "forced", "limit", "running", "sha256")
+    __slots__ = ("agent", "budget", "forced", "limit", "offset", "running", "sha256")
 
-    def __init__(self, agent_id: str) -> None:
-        self.agent = Agent(agent_id)
-        self.limit: int | None = 1
-        self.budget: int | None = None
-        self.running: dict[str, str] = {}
-        self.forced: set[str] = set()
-        self.sha256: str | None = None
+    def __init__(self, agent: Agent) -> None:
+        """``agent``: a new one, or as an earlier reading has left it."""
+        row = agent.row
+        self.agent = agent
+        self.limit: int | None = None if row.parallelism_limit == "unlimited" else row.parallelism_limit
+        self.budget: int | None = row.run_budget
+        self.running: dict[str, str] = dict(agent.executions)
+        self.forced: set[str] = {id for id, trigger_id in agent.executions.items() if agent.triggers[trigger_id].forced}
+        self.sha256: str | None = row.prev
+        self.offset: int | None = None
+        """Of the newest decision; None: none was read yet, or in an earlier reading."""
+
+
+def changed(decider: str, seq: int, prev: str | None, offset: int, offset_before: int | None) -> Violation:
+    """A decision names another digest than the one before it has: that one was changed since, where it is known."""
+    what = f"decision {seq}, at offset {offset}, was written after one with the digest {prev}"
+    if offset_before is None:
+        return Violation(offset, decider, seq, "chain", f"{what}; none or another is there")
+    return Violation(offset_before, decider, seq - 1, "chain", f"it was changed: {what}")
+
+
+def _next(seq: int, found: int) -> tuple[str, str] | None:
+    return None if found == seq + 1 else ("seq", f"decision {seq + 1} was expected, {found} was found")
 
 
 ENDS: Final = (
@@ -78,15 +100,31 @@ ENDS: Final = (
 class Verifier:
     """Feed one partition's decisions in order to ``check``; then ask ``finish``."""
 
-    def __init__(self, heads: Mapping[str, Head] | None = None, agreement: Agreement | None = None) -> None:
+    def __init__(
+        self,
+        heads: Mapping[str, Head] | None = None,
+        agreement: Agreement | None = None,
+        recheck: Recheck | None = None,
+        known: Iterable[Agent] = (),
+    ) -> None:
+        """``known``: agents as an earlier reading has left them, row.prev the digest of their last decision."""
         self.decisions = 0
         self.forced = 0
         """Dispatches that were allowed to exceed the limit; counted apart."""
-        self._ledgers: dict[str, _Ledger] = {}
+        self.overtakings: Counter[str] = Counter()
+        """Older triggers that a start overtook, by what allowed it."""
+        self._ledgers: dict[str, _Ledger] = {agent.agent_id: _Ledger(agent) for agent in known}
         self._heads = dict(heads or {})
         self._agreement = agreement
         self._words = 0
         """What the decision being checked sent to agents whose conversations need not be watched any more."""
+        self._recheck = recheck
+
+    def agents(self) -> list[Agent]:
+        """As they are after the decisions so far, row.prev the digest of the last one."""
+        for ledger in self._ledgers.values():
+            ledger.agent.row.prev = ledger.sha256
+        return [ledger.agent for ledger in self._ledgers.values()]
 
     def check(self, value: bytes, offset: int) -> Violation | None:
         """The violation that this decision is, or None. After one, the fold can't go on."""
@@ -97,16 +135,20 @@ class Verifier:
             return Violation(offset, "", 0, "unreadable", f"{first['loc']}: {first['msg']}")
         ledger = self._ledgers.get(decision.agent_id)
         if ledger is None:
-            ledger = self._ledgers[decision.agent_id] = _Ledger(decision.agent_id)
-        wrong = self._chain(ledger, decision) or self._fold(ledger, decision)
+            ledger = self._ledgers[decision.agent_id] = _Ledger(Agent(decision.agent_id))
+        if decision.seq == ledger.agent.row.seq + 1 and decision.prev != ledger.sha256:
+            return changed(decision.agent_id, decision.seq, decision.prev, offset, ledger.offset)
+        wrong = _next(ledger.agent.row.seq, decision.seq) or self._fold(ledger, decision)
         sha256 = hashlib.sha256(value).hexdigest()
         if wrong is None:
             wrong = _stalls(ledger.agent, decision, self._words) or self._head(decision, sha256)
+        if wrong is None and self._recheck is not None:
+            wrong = self._recheck.wrong(decision, value)
         if wrong is None and self._agreement is not None:
             self._agreement.take_agent(decision, offset)
         if wrong is not None:
             return Violation(offset, decision.agent_id, decision.seq, *wrong)
-        ledger.sha256 = sha256
+        ledger.sha256, ledger.offset = sha256, offset
         self.decisions += 1
         return None
 
@@ -119,15 +161,6 @@ class Verifier:
                 return Violation(
                     None, agent_id, seq, "tail", f"the stored head is decision {head.seq}, the log ends at {seq}"
                 )
-        return None
-
-    @staticmethod
-    def _chain(ledger: _Ledger, decision: events.Decision) -> tuple[str, str] | None:
-        expected = ledger.agent.row.seq + 1
-        if decision.seq != expected:
-            return "seq", f"decision {expected} was expected, {decision.seq} was found"
-        if decision.prev != ledger.sha256:
-            return "chain", f"prev is {decision.prev}, the decision before has the digest {ledger.sha256}"
         return None
 
     def _head(self, decision: events.Decision, sha256: str) -> tuple[str, str] | None:
@@ -181,7 +214,11 @@ class Verifier:
         if row is None:
             return "I4", f"trigger {event.trigger_id} was dispatched, but it doesn't live"
         wrong = _room(ledger, row, event.forced) or _order(ledger.agent, row, decision.at)
-        wrong = wrong or _gates(ledger, row, decision.at)
+        wrong = (
+            wrong
+            or _gates(ledger, row, decision.at)
+            or self._overtakes(ledger.agent, row, row.on_busy == "force", decision.at)
+        )
         if wrong is not None:
             return wrong[0], f"trigger {event.trigger_id} was dispatched {wrong[1]}"
         ledger.running[event.execution_id] = event.trigger_id
@@ -190,6 +227,13 @@ class Verifier:
         if event.forced:
             self.forced += 1
             ledger.forced.add(event.execution_id)
+        return None
+
+    def _overtakes(self, agent: Agent, row: TriggerRow, forced: bool, at: int) -> tuple[str, str] | None:
+        for trigger_id, allowed in overtaken(agent, row, forced, at):
+            if allowed is None:
+                return "I6", f"before {trigger_id}, which is older and waited for nothing else"
+            self.overtakings[allowed] += 1
         return None
 
 

@@ -3,29 +3,33 @@
 - the chain, as for agents (verify.py);
 - I2: at each grant, no granted claim of the site has an overlapping folder of the same environment;
 - I3: at each grant that takes a worker, fewer than ``capacity`` were taken;
-- I4: claims are opened by a claim, granted at most once, and closed once, by a release of their own;
+- I4: claims are opened by a claim, granted at most once, and closed once, by a release of their own or, where an
+  operator gave that up, by a newer claim of their trigger;
 - E1, E4: nothing is granted at a site that is paused or unknown, behind a closed gate, or beyond a budget; budgets are
   taken once at the grant, and given back once where no attempt ran;
 - I6: who is granted is the oldest that folders and pool have room for; D4: the claim that it passed is counted; I7:
   after a decision that left nothing over, nobody waits who could be granted;
 - B2: only asks are denied; D5: only claims in a deleted folder lose it.
 
+With ``recheck``, each command decided again gives the decision that is there (recompute.py).
+
 Folders, workers, gates and budgets are counted here from the events alone, with none of the indexes that the decider
 uses. Who is the oldest that could be granted is asked of the decider's own state, folded from the events.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from pydantic import ValidationError
 
 from streams.audit.agreement import Agreement
 from streams.audit.past import walk_through
-from streams.audit.verify import Head, Violation
+from streams.audit.recompute import Recheck
+from streams.audit.verify import Head, Violation, changed
 from streams.rules import limits, site_events
 from streams.rules.folders import Segments, overlap, segments
 from streams.rules.site.evolve import SiteOrigin, evolve, settle
-from streams.rules.site.rows import ClaimId
+from streams.rules.site.rows import ClaimId, ClaimRow
 from streams.rules.site.state import Site, key_of, place_of
 from streams.rules.site_messages import Claim, ContinueSite, Release
 
@@ -35,14 +39,15 @@ Wrong = tuple[str, str]
 class _OpenClaim:
     __slots__ = ("environment_id", "gates", "granted_seq", "n", "segments", "worker")
 
-    def __init__(self, command: Claim, path: str | None) -> None:
-        self.n = command.n
-        self.worker = bool(command.worker)
-        self.environment_id = command.environment_id
-        self.segments: Segments | None = None if path is None else segments(path)
-        carried = (("organization", command.organization_id), ("department", command.department_id))
+    def __init__(self, claim: Claim | ClaimRow) -> None:
+        """``claim``: as it was sent, its path the compared one; or as an earlier reading has left it."""
+        self.n = claim.n
+        self.worker = bool(claim.worker)
+        self.environment_id = claim.environment_id
+        self.segments: Segments | None = None if claim.path is None else segments(claim.path)
+        carried = (("organization", claim.organization_id), ("department", claim.department_id))
         self.gates = [(scope, name) for scope, name in carried if name is not None]
-        self.granted_seq: int | None = None
+        self.granted_seq = claim.granted_seq if isinstance(claim, ClaimRow) else None
 
     def overlaps(self, other: "_OpenClaim") -> bool:
         if self.segments is None or other.segments is None or self.environment_id != other.environment_id:
@@ -53,36 +58,66 @@ class _OpenClaim:
 class _Gate:
     __slots__ = ("budget", "budget_seq", "enabled")
 
-    def __init__(self) -> None:
-        self.enabled = True
-        self.budget: int | None = None
-        self.budget_seq = 0
+    def __init__(self, enabled: bool = True, budget: int | None = None, budget_seq: int = 0) -> None:
+        self.enabled = enabled
+        self.budget = budget
+        self.budget_seq = budget_seq
 
 
 class _SiteLedger:
-    __slots__ = ("capacity", "claims", "exists", "gates", "granted", "paused", "seq", "sha256", "site", "workers")
+    __slots__ = (
+        "capacity",
+        "claims",
+        "exists",
+        "gates",
+        "granted",
+        "offset",
+        "paused",
+        "seq",
+        "sha256",
+        "site",
+        "workers",
+    )
 
-    def __init__(self, site_id: str) -> None:
-        self.site = Site(site_id)
-        self.seq = 0
-        self.sha256: str | None = None
-        self.exists = False
-        self.paused = False
-        self.capacity = 0
-        self.workers = 0
-        self.gates: dict[tuple[str, str], _Gate] = {}
-        self.claims: dict[tuple[str, str], _OpenClaim] = {}
-        self.granted: dict[tuple[str, str], _OpenClaim] = {}
+    def __init__(self, site: Site) -> None:
+        """``site``: a new one, or as an earlier reading has left it."""
+        self.site = site
+        self.seq = site.row.seq
+        self.sha256: str | None = site.row.prev
+        self.offset: int | None = None
+        self.exists = site.row.created
+        self.paused = site.row.paused
+        self.capacity = site.row.capacity
+        self.workers = site.pool_used
+        self.gates: dict[tuple[str, str], _Gate] = {
+            id: _Gate(row.enabled, row.run_budget, row.budget_seq) for id, row in site.gates.items()
+        }
+        self.claims: dict[tuple[str, str], _OpenClaim] = {id: _OpenClaim(claim) for id, claim in site.claims.items()}
+        self.granted = {id: claim for id, claim in self.claims.items() if claim.granted_seq is not None}
 
 
 class SiteVerifier:
     """Feed one partition's site decisions in order to ``check``; then ask ``finish``."""
 
-    def __init__(self, heads: Mapping[str, Head] | None = None, agreement: Agreement | None = None) -> None:
+    def __init__(
+        self,
+        heads: Mapping[str, Head] | None = None,
+        agreement: Agreement | None = None,
+        recheck: Recheck | None = None,
+        known: Iterable[Site] = (),
+    ) -> None:
+        """``known``: sites as an earlier reading has left them, row.prev the digest of their last decision."""
         self.decisions = 0
-        self._ledgers: dict[str, _SiteLedger] = {}
+        self._ledgers: dict[str, _SiteLedger] = {site.site_id: _SiteLedger(site) for site in known}
         self._heads = dict(heads or {})
         self._agreement = agreement
+        self._recheck = recheck
+
+    def sites(self) -> list[Site]:
+        """As they are after the decisions so far, row.prev the digest of the last one."""
+        for ledger in self._ledgers.values():
+            ledger.site.row.prev = ledger.sha256
+        return [ledger.site for ledger in self._ledgers.values()]
 
     def check(self, value: bytes, offset: int) -> Violation | None:
         """The violation that this decision is, or None."""
@@ -93,14 +128,18 @@ class SiteVerifier:
             return Violation(offset, "", 0, "unreadable", f"{first['loc']}: {first['msg']}")
         ledger = self._ledgers.get(decision.site)
         if ledger is None:
-            ledger = self._ledgers[decision.site] = _SiteLedger(decision.site)
+            ledger = self._ledgers[decision.site] = _SiteLedger(Site(decision.site))
         sha256 = hashlib.sha256(value).hexdigest()
+        if decision.seq == ledger.seq + 1 and decision.prev != ledger.sha256:
+            return changed(decision.site, decision.seq, decision.prev, offset, ledger.offset)
         wrong = self._chain(ledger, decision, sha256) or _fold(ledger, decision)
+        if wrong is None and self._recheck is not None:
+            wrong = self._recheck.wrong(decision, value)
         if wrong is not None:
             return Violation(offset, decision.site, decision.seq, *wrong)
         if self._agreement is not None:
             self._agreement.take_site(decision, offset)
-        ledger.seq, ledger.sha256 = decision.seq, sha256
+        ledger.seq, ledger.sha256, ledger.offset = decision.seq, sha256, offset
         self.decisions += 1
         return None
 
@@ -116,8 +155,6 @@ class SiteVerifier:
     def _chain(self, ledger: _SiteLedger, decision: site_events.SiteDecision, sha256: str) -> Wrong | None:
         if decision.seq != ledger.seq + 1:
             return "seq", f"decision {ledger.seq + 1} was expected, {decision.seq} was found"
-        if decision.prev != ledger.sha256:
-            return "chain", f"prev is {decision.prev}, the decision before has the digest {ledger.sha256}"
         head = self._heads.get(decision.site)
         if head is not None and head.seq == decision.seq and head.sha256 != sha256:
             return "head", f"its digest is {sha256}, the stored head says {head.sha256}"
@@ -164,7 +201,7 @@ def _count(ledger: _SiteLedger, decision: site_events.SiteDecision, event: site_
             id = (event.agent_id, event.trigger_id)
             if id in ledger.claims or not isinstance(decision.command, Claim):
                 return "I4", f"claim {event.n} of {id} was opened twice"
-            ledger.claims[id] = _OpenClaim(decision.command, event.path)
+            ledger.claims[id] = _OpenClaim(decision.command.model_copy(update={"path": event.path}))
         case site_events.ClaimGranted():
             return _granted(ledger, decision, event)
         case site_events.ClaimDegraded():
@@ -217,8 +254,13 @@ def _ended(
         if not isinstance(command, Claim) or not command.ask or command.n != event.n or closed.granted_seq is not None:
             return "B2", f"claim {event.n} of {id} was denied, but it is no ask that waits"
         return None
-    own = isinstance(command, Release) and (command.agent_id, command.trigger_id, command.n) == (*id, event.n)
-    if not own or (isinstance(command, Release) and bool(command.started) != event.started):
+    if not isinstance(command, Claim | Release) or (command.agent_id, command.trigger_id) != id:
+        may_close = False
+    elif isinstance(command, Release):
+        may_close = command.n == event.n and bool(command.started) == event.started
+    else:  # a newer claim of the same trigger: the release of this one was given up
+        may_close = command.n > event.n and event.started == (closed.granted_seq is not None)
+    if not may_close:
         return "I4", f"claim {event.n} of {id} was closed by something else than its release"
     if ledger.granted.pop(id, None) is None:
         return (

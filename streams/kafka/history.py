@@ -11,13 +11,18 @@ from streams.kafka.restore import POLL_MILLISECONDS
 RECORDS_MAX: Final = 2_000
 
 
-async def history(bootstrap: str, topic: str, number: int) -> AsyncIterator[list[ConsumerRecord]]:
-    """The committed records of partition ``number``, in order, in lists. Raises KafkaError."""
+async def history(
+    bootstrap: str, topic: str, number: int, start: int | None = None
+) -> AsyncIterator[list[ConsumerRecord]]:
+    """The committed records of partition ``number`` from its beginning, or an offset, in lists. Raises KafkaError."""
     partition = TopicPartition(topic, number)
     async with reading(bootstrap, "read_committed") as consumer:
         end = (await consumer.end_offsets([partition]))[partition]
         consumer.assign([partition])
-        await consumer.seek_to_beginning(partition)
+        if start is None:
+            await consumer.seek_to_beginning(partition)
+        else:
+            consumer.seek(partition, start)
         while await consumer.position(partition) < end:
             fetched = await consumer.getmany(partition, timeout_ms=POLL_MILLISECONDS, max_records=RECORDS_MAX)
             records = [record for record in fetched.get(partition, ()) if record.offset < end]

@@ -1,0 +1,109 @@
+"""``berth verify`` on a real log: whole, damaged, put down and taken up again."""
+
+import asyncio
+import json
+import random
+from pathlib import Path
+
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from api.cli import verify as command
+from api.cli.embedded_kafka import EmbeddedKafka
+from api.cli.verify import Verdict, verify_log
+from streams.audit import checkpoint
+from streams.audit.checkpoint import Checkpoint
+from streams.audit.logged import Logged
+from streams.kafka import history
+from streams.settings import Settings
+from tests.audits import log_of
+from tests.integration.test_up import berth
+from tests.offices import Office
+
+pytestmark = pytest.mark.kafka
+
+
+async def write(bootstrap: str, log: list[Logged]) -> None:
+    """The log into partition 0, each topic in its order."""
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=20)
+    await producer.start()
+    try:
+        for logged in log:
+            await producer.send(logged.topic, logged.value, logged.decider.id.encode(), partition=0)
+        await producer.flush()
+    finally:
+        await producer.stop()
+
+
+def office(seed: int) -> list[Logged]:
+    return list(log_of(Office(seed).work(120, 400).driven))
+
+
+def figures(verdict: Verdict) -> tuple[int, int, dict[str, int], list[object]]:
+    counts = verdict.counts
+    return counts.decisions, counts.recomputed, dict(counts.overtakings), list(verdict.violations)
+
+
+async def test_a_reading_is_the_same_wherever_it_was_put_down(
+    topics: EmbeddedKafka, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "RECORDS_MAX", 40)
+    monkeypatch.setattr(command, "SAVE_SECONDS", -1)
+    log = office(seed)
+    await write(topics.bootstrap, log)
+    settings = Settings(kafka=topics.bootstrap)
+    saved: list[bytes] = []
+    whole = await verify_log(settings, save=lambda at: saved.append(checkpoint.write(at)))
+    assert figures(whole) == (len(log), len(log), dict(whole.counts.overtakings), [])
+    assert whole.counts.overtakings.total() > 0
+    begins = [checkpoint.read(value, settings.partitions, True) for value in saved]
+    assert {begin.topic for begin in begins} == {"berth.decisions", "berth.site-decisions"}
+    for begin in random.Random(seed).sample(begins, 4):
+        assert figures(await verify_log(settings, begin=begin)) == figures(whole)
+
+
+async def test_an_interrupted_reading_is_put_down_where_it_is(
+    topics: EmbeddedKafka, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "RECORDS_MAX", 40)
+    monkeypatch.setattr(command, "SAVE_SECONDS", -1)
+    log = office(seed)
+    await write(topics.bootstrap, log)
+    settings = Settings(kafka=topics.bootstrap)
+    saved: list[Checkpoint] = []
+
+    def save(at: Checkpoint) -> None:
+        saved.append(checkpoint.read(checkpoint.write(at), settings.partitions, True))
+        if len(saved) == 3:
+            monkeypatch.setattr(command, "SAVE_SECONDS", 1_000)
+            reading.cancel()
+
+    reading = asyncio.create_task(verify_log(settings, save=save))
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert len(saved) == 4
+    assert saved[3].offset >= saved[2].offset > saved[1].offset
+    assert figures(await verify_log(settings, begin=saved[3]))[:2] == (len(log), len(log))
+
+
+async def test_damage_is_found_at_its_offset(topics: EmbeddedKafka, seed: int, tmp_path: Path) -> None:
+    log = office(seed + 1)
+    agents = [place for place, logged in enumerate(log) if logged.topic == "berth.decisions"]
+    place = agents[random.Random(seed).randrange(20, len(agents) // 2)]
+    damaged = log[place].value.replace(b'"via":"', b'"via" :"')
+    await write(topics.bootstrap, [*log[:place], log[place]._replace(value=damaged), *log[place + 1 :]])
+    done = await asyncio.to_thread(berth, tmp_path, "verify", "--json", BERTH_KAFKA=topics.bootstrap)
+    assert done.returncode == 1
+    (violation,) = json.loads(done.stdout)["violations"]
+    assert (violation["topic"], violation["partition"]) == ("berth.decisions", 0)
+    assert (violation["kind"], violation["offset"], violation["seq"]) == (
+        "recomputed", log[place].offset, log[place].decision.seq,
+    )  # fmt: skip
+    faster = await asyncio.to_thread(
+        berth, tmp_path, "verify", "--no-recompute", "--json", BERTH_KAFKA=topics.bootstrap
+    )
+    (violation,) = json.loads(faster.stdout)["violations"]
+    assert (violation["kind"], violation["offset"]) == ("chain", log[place].offset)
+    nothing = await asyncio.to_thread(berth, tmp_path, "verify", "--resume", BERTH_KAFKA=topics.bootstrap)
+    assert nothing.returncode == 1
+    assert "Nothing was put down" in nothing.stderr

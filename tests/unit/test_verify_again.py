@@ -1,0 +1,266 @@
+"""``berth verify`` decides every command again, certifies the order, and can be put down and taken up again."""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from streams.audit.agreement import Agreement, StoredAgreement
+from streams.audit.checkpoint import Checkpoint, Counts, NoCheckpoint, read, write
+from streams.audit.logged import Logged
+from streams.audit.recompute import Recheck, Recomputer
+from streams.audit.stored import StoredAgent, StoredSite
+from streams.audit.verify import Head, Verifier, Violation
+from streams.audit.verify_sites import SiteVerifier
+from tests.audits import log_of
+from tests.driving import Driven, Json, at_seconds
+from tests.offices import Office
+
+
+class Reading:
+    """All of one partition's log, as berth verify reads it, with everything that it checks."""
+
+    def __init__(self) -> None:
+        self.agreement = Agreement()
+        self.recheck = Recheck()
+        self.agents = Verifier(None, self.agreement, self.recheck)
+        self.sites = SiteVerifier(None, self.agreement, self.recheck)
+
+    def read(self, log: list[Logged]) -> Violation | None:
+        for logged in log:
+            verifier = self.agents if logged.decider.kind == "agent" else self.sites
+            violation = verifier.check(logged.value, logged.offset)
+            if violation is not None:
+                return violation
+        return None
+
+    def put_down_and_taken_up(self) -> "Reading":
+        """The same in another process: as JSON and back."""
+        agents, sites = TypeAdapter(list[tuple[str, StoredAgent]]), TypeAdapter(list[tuple[str, StoredSite]])
+        again = Reading()
+        stored = TypeAdapter(StoredAgreement)
+        again.agreement = Agreement(stored.validate_json(stored.dump_json(self.agreement.stored())))
+
+        def agents_of(some: list[tuple[str, StoredAgent]]) -> dict[str, Any]:
+            return {id: one.agent(id) for id, one in agents.validate_json(agents.dump_json(some))}
+
+        def sites_of(some: list[tuple[str, StoredSite]]) -> dict[str, Any]:
+            return {id: one.site(id) for id, one in sites.validate_json(sites.dump_json(some))}
+
+        recomputer = Recomputer()
+        before = self.recheck.recomputer
+        recomputer.agents = agents_of([(id, StoredAgent.of(one)) for id, one in before.agents.items()])
+        recomputer.sites = sites_of([(id, StoredSite.of(one)) for id, one in before.sites.items()])
+        again.recheck = Recheck(recomputer)
+        known = agents_of([(one.agent_id, StoredAgent.of(one)) for one in self.agents.agents()])
+        known_sites = sites_of([(one.site_id, StoredSite.of(one)) for one in self.sites.sites()])
+        again.agents = Verifier(None, again.agreement, again.recheck, known.values())
+        again.sites = SiteVerifier(None, again.agreement, again.recheck, known_sites.values())
+        return again
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_a_reading_goes_on_another_day_with_nothing_lost(number: int, seed: int) -> None:
+    chance = random.Random(seed * 10 + number)
+    log = list(log_of(Office(seed * 10 + number).work(80, 250).driven))
+    whole = Reading()
+    assert whole.read(log) is None
+    reading, decisions, recomputed, overtakings = Reading(), 0, 0, 0
+    while log:
+        count = chance.randrange(1, 60)
+        assert reading.read(log[:count]) is None
+        log = log[count:]
+        decisions += reading.agents.decisions + reading.sites.decisions
+        recomputed += reading.recheck.decisions
+        overtakings += reading.agents.overtakings.total()
+        reading = reading.put_down_and_taken_up()
+    assert decisions == recomputed == whole.recheck.decisions
+    assert overtakings == whole.agents.overtakings.total() > 0
+    assert reading.agreement.stored() == whole.agreement.stored()
+    assert reading.agreement.finish() is None
+
+
+def test_each_overtaking_is_counted_under_what_allowed_it() -> None:
+    driven = Driven(default_limit=1)
+    driven.trigger("running")
+    driven.trigger("behind", conversation_id="c-running")
+    driven.trigger("approval", approval_required=True)
+    driven.trigger("folder", "B", environment_id="e")
+    driven.configure("C", parallelism_limit=3)
+    driven.trigger("same folder", "C", environment_id="e")
+    driven.advance(1)
+    driven.trigger("young", "C")
+    driven.trigger("forced", interactive=True, on_busy="force")
+    driven.trigger("next")
+    driven.finish("running")
+    reading = Reading()
+    assert reading.read(list(log_of(driven))) is None
+    assert reading.agents.overtakings == {
+        "waits_at_site": 1, "conversation_busy": 1, "approval_required": 1,
+    }  # fmt: skip
+
+
+# Damage that fits the state and the chain: only deciding again finds it
+
+
+def rechained(driven: Driven, change: Callable[[list[Json]], object]) -> list[bytes]:
+    """The agent's log with a change, and a chain that fits it."""
+    decisions = [json.loads(value) for value in driven.values]
+    change(decisions)
+    prev, values = None, []
+    for decision in decisions:
+        decision["prev"] = prev
+        value = json.dumps(decision, separators=(",", ":"), ensure_ascii=False).encode()
+        prev = hashlib.sha256(value).hexdigest()
+        values.append(value)
+    return values
+
+
+def life() -> Driven:
+    driven = Driven(default_limit=1)
+    driven.trigger("a", requested_by="ann")
+    driven.trigger("b", timeout_seconds=60)
+    driven.trigger("c", interactive=True, on_busy="ask")
+    driven.trigger("a", requested_by="ann")
+    driven.fail("a")
+    driven.finish("b")
+    driven.advance(30)
+    driven.configure(parallelism_limit=2)
+    return driven
+
+
+CHANGES: dict[str, tuple[int, Callable[[list[Json]], object]]] = {
+    "an event's position": (1, lambda log: log[1]["events"][0].update(position=2)),
+    "a reason": (1, lambda log: log[1]["events"][0].pop("reason")),
+    "a lease": (5, lambda log: log[4]["events"][-1].update(lease_until=at_seconds(9_999))),
+    "a refusal": (2, lambda log: log[2]["refusal"].update(code="agent_paused")),
+    "its holders": (2, lambda log: log[2]["refusal"].update(holders=["b"])),
+    "an answer to a repeat": (3, lambda log: log[3]["ignored"].update(first_seq=2)),
+    "a retry's time": (4, lambda log: log[4]["events"][0].update(retry_at=at_seconds(6))),
+    "what it settles": (0, lambda log: log[0].update(settles=["a", "b"])),
+    "a command": (0, lambda log: log[0]["command"].update(timeout_seconds=5)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_nobody_would_have_decided_is_found_where_it_is(name: str) -> None:
+    offset, change = CHANGES[name]
+    values = rechained(life(), change)
+    verifier = Verifier(None, None, Recheck())
+    found = [verifier.check(value, at) for at, value in enumerate(values)]
+    first = next(one for one in found if one is not None)
+    assert (first.kind, first.decider) == ("recomputed", "A"), first
+    assert first.offset in (offset, 4 if offset == 5 else offset)
+    assert all(one is None for one in found[: first.offset])
+
+
+def test_the_log_as_it_is_comes_out_again() -> None:
+    values = rechained(life(), lambda log: None)
+    recheck = Recheck()
+    verifier = Verifier(None, None, recheck)
+    assert [verifier.check(value, at) for at, value in enumerate(values)] == [None] * len(values)
+    assert recheck.decisions == len(values)
+
+
+def test_decisions_of_unknown_policies_are_named_and_still_checked() -> None:
+    recheck = Recheck()
+    verifier = Verifier(None, None, recheck)
+    values = rechained(life(), lambda log: [decision.update(policy="0") for decision in log[:2]])
+    assert [verifier.check(value, at) for at, value in enumerate(values)] == [None] * len(values)
+    assert recheck.unknown == {"0": 2}
+    assert recheck.decisions == len(values) - 2
+
+
+# The planted violations that must be caught, each at its offset, with everything switched on
+
+
+def planted(kind: str) -> tuple[list[bytes], dict[str, Head] | None, int | None, set[str]]:
+    """(log, stored heads, offset of the first damage, how it may be called)."""
+    driven = Driven(default_limit=1)
+    for number in range(3):
+        driven.trigger(f"t{number}")
+    driven.finish("t0")
+    driven.finish("t1")
+    heads = {"A": Head(driven.agent().row.seq, driven.agent().row.prev)}
+    values = list(driven.values)
+    match kind:
+        case "edited record":
+            values[1] = values[1].replace(b'"kafka"', b'"http"')
+            return values, heads, 1, {"chain"}
+        case "missing record":
+            return values[:1] + values[2:], heads, 1, {"seq"}
+        case "reordered records":
+            return [values[0], values[2], values[1], *values[3:]], heads, 1, {"seq"}
+        case "cut tail":
+            return values[:-1], heads, None, {"tail"}
+        case "cut tail of everything":
+            return [], heads, None, {"tail"}
+    decisions = [json.loads(value) for value in values]
+    match kind:
+        case "limit" | "double dispatch":
+            again = "t1" if kind == "limit" else "t0"
+            decisions[1]["events"].append(_dispatch(decisions[0], again, 2, 2))
+            return rechained_values(decisions), None, 1, {"I1"}
+        case "double end":
+            decisions[4]["events"].insert(0, decisions[3]["events"][0])
+            return rechained_values(decisions), None, 4, {"I5"}
+        case _:
+            decisions[3]["events"][-1].update(trigger_id="t2")
+            return rechained_values(decisions), None, 3, {"I6"}
+
+
+def rechained_values(decisions: list[Json]) -> list[bytes]:
+    prev, values = None, []
+    for decision in decisions:
+        decision["prev"] = prev
+        values.append(json.dumps(decision, separators=(",", ":"), ensure_ascii=False).encode())
+        prev = hashlib.sha256(values[-1]).hexdigest()
+    return values
+
+
+def _dispatch(of: Json, trigger_id: str, seq: int, slot: int) -> Json:
+    event: Json = dict(of["events"][-1])
+    prefix = event["execution_id"].partition("-")[0]
+    return event | {"trigger_id": trigger_id, "execution_id": f"{prefix}-{seq}-2", "slot_number": slot}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "limit", "double dispatch", "double end", "order", "edited record", "missing record", "reordered records",
+        "cut tail", "cut tail of everything",
+    ],
+)  # fmt: skip
+def test_each_planted_violation_is_caught_at_its_offset(kind: str) -> None:
+    """Folders and pools are planted in test_verify_sites.py."""
+    values, heads, offset, kinds = planted(kind)
+    verifier = Verifier(heads, Agreement(), Recheck())
+    found = next((one for at, value in enumerate(values) if (one := verifier.check(value, at)) is not None), None)
+    found = found or verifier.finish()
+    assert found is not None
+    assert (found.offset, found.decider) == (offset, "A")
+    assert found.kind in kinds, found
+
+
+# The file
+
+
+def checkpoint() -> Checkpoint:
+    return Checkpoint(8, True, [], 3, "berth.decisions", 17, Counts(5), [], [], [], [], [], StoredAgreement())
+
+
+def test_a_checkpoint_reads_back_and_another_is_refused_with_the_reason() -> None:
+    value = write(checkpoint())
+    assert read(value, 8, True) == checkpoint()
+    for damage, partitions, recomputes, said in (
+        (value, 4, True, "of 8 partitions"),
+        (value, 8, False, "it was with"),
+        (value.replace(b'"v":1', b'"v":9'), 8, True, "another version"),
+        (value[:-9], 8, True, "not what berth verify writes"),
+    ):
+        with pytest.raises(NoCheckpoint, match=said):
+            read(damage, partitions, recomputes)
