@@ -5,6 +5,8 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 # One seed for everything random in the tests: the commit, so that a run can be repeated.
 SEED ?= $(shell printf '%d' 0x$$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0))
 TESTS ?= tests
+# Tests wait for servers more than they work: two processes take a bit more than half of the time, on two cores too.
+PROCESSES ?= 2
 BIN := .venv/bin
 
 .PHONY: help run test lint bench soak mutants
@@ -17,7 +19,7 @@ run: .venv/for-running ## Install what is missing, start Berth with all it needs
 	$(BIN)/berth run
 
 test: lint ## Lint, types, import rules and every test; TESTS=path for some, SEED=n to repeat a run
-	$(BIN)/python -m pytest --hypothesis-seed=$(SEED) -m "not soak" $(TESTS)
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup --hypothesis-seed=$(SEED) -m "not soak" $(TESTS)
 
 lint: .venv/for-developing ## Style, formatting, types and import rules only
 	$(BIN)/ruff check .
