@@ -22,7 +22,7 @@ _PROBLEM: Final[Mapping[str, Any]] = {
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string", "description": "what happened, what was kept, and what to do"},
-        "code": {"type": "string", "description": "stable; docs/http-api.md lists them"},
+        "code": {"type": "string", "description": "stable; docs/errors.md lists them"},
         "field": {"type": "string", "description": "what is wrong, when it is one field"},
     },
 }

@@ -69,18 +69,6 @@ def test_every_event_is_in_the_table_of_events() -> None:
         assert f"`{name}`" in EVENTS, f"{name} is missing in docs/events.md"
 
 
-def test_every_refusal_code_that_this_version_gives_is_explained() -> None:
-    concepts = (Path(__file__).parents[2] / "docs" / "concepts.md").read_text()
-    rules = Path(__file__).parents[2] / "streams" / "rules" / "agent"
-    given = {
-        code for path in rules.glob("*.py") for code in re.findall(r'refuse\(\s*[\w.]+,\s*"(\w+)"', path.read_text())
-    }
-    assert given
-    for code in given:
-        assert code in events.REFUSAL_CODES
-        assert f"| `{code}` |" in concepts, f"{code} is missing in docs/concepts.md"
-
-
 def test_the_execution_ids_of_the_examples_are_those_of_their_agent() -> None:
     for execution_id in re.findall(r'"execution_id": "(\w+)-\d+-\d+"', EVENTS):
         assert execution_id == execution_prefix("writer")
