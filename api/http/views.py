@@ -317,33 +317,6 @@ def to_restart(row: Row, texts: Sequence[Row]) -> dict[str, Any]:
     return kept
 
 
-_LISTED_FIELDS: Final = (
-    "agent_id",
-    "trigger_id",
-    "conversation_id",
-    "state",
-    "state_since",
-    "kind",
-    "interactive",
-    "requested_by",
-    "created_at",
-    "available_at",
-    "accepted_at",
-    "organization_id",
-    "department_id",
-    "attempt",
-    "failures",
-    "execution_id",
-    "ended_at",
-    "end_reason",
-)
-
-
-def listed(row: Row) -> dict[str, Any]:
-    """One trigger in a list over agents."""
-    return picked(row, _LISTED_FIELDS)
-
-
 def cause(found: Cause) -> dict[str, Any]:
     """``site``, ``scope`` and ``name`` are there only of causes that are a site's or a gate's."""
     content = asdict(found)
@@ -395,6 +368,20 @@ _IN_CONVERSATION_FIELDS: Final = (
     "end_reason",
     "replied_by",
 )
+
+
+_LISTED_FIELDS: Final = (
+    "agent_id",
+    "conversation_id",
+    "organization_id",
+    "department_id",
+    *(name for name in _IN_CONVERSATION_FIELDS if name != "replied_by"),
+)
+
+
+def listed(row: Row) -> dict[str, Any]:
+    """One trigger in a list over agents."""
+    return picked(row, _LISTED_FIELDS)
 
 
 def conversation(row: Row, triggers: Sequence[Row]) -> dict[str, Any]:
