@@ -1,9 +1,13 @@
-"""Whether agents and sites say the same of each other: what one has received, the other has sent.
+"""Whether deciders say the same of each other: what one has received, the other has sent.
 
 A claim is known by its site, its agent and its number, which no other claim of the agent has. What crosses: behind a
 claim that a site has handled lies the agent's ``claimed``, behind a release its ``returned``, with the same word
 whether an attempt had run; behind what an agent was told lies the site's ``claim_granted`` or ``claim_degraded``. So
 the folders and workers that sites gave out are those of the attempts that ran. What was ignored had no effect.
+
+Between agents (E2): behind a conversation that an agent was asked to watch lies the acceptance of a trigger that
+depends on it, behind one that it need not watch any more the end of that trigger, behind what a trigger was told of a
+conversation the ``told`` of the other agent. These are known by the event that their cause names.
 
 Partitions may be read in any order: what was sent waits here for what was received and the other way round, and both
 are forgotten once they have met. What is under way at the end, or came too late, was sent only, which is no fault.
@@ -15,7 +19,8 @@ from typing import Final, Literal, NamedTuple
 
 from streams import DECISIONS, SITE_DECISIONS
 from streams.rules import events, site_events
-from streams.rules.site_messages import Claim, Degraded, Denied, Granted, Release
+from streams.rules.messages import Trigger
+from streams.rules.site_messages import Claim, Degraded, Denied, Granted, Release, Resolved, Unwatch, Watch
 
 
 class Said(NamedTuple):
@@ -25,6 +30,20 @@ class Said(NamedTuple):
     site: str
     agent_id: str
     n: int
+
+
+class Word(NamedTuple):
+    """One thing that crosses between two agents: event ``event`` of the sender's decision ``seq`` sent it."""
+
+    word: Literal["watch", "unwatch", "resolved"]
+    sender: str
+    seq: int
+    event: int
+    agent_id: str
+    """Whom it was sent to."""
+    trigger_id: str
+    conversation_id: str
+    outcome: str = ""
 
 
 class Received(NamedTuple):
@@ -44,6 +63,9 @@ class StoredAgreement:
     sent: list[Said] = field(default_factory=list)
     received: list[tuple[Said, Received]] = field(default_factory=list)
     sites: list[tuple[str, int, str]] = field(default_factory=list)
+    words_sent: list[Word] = field(default_factory=list)
+    words_received: list[tuple[Word, Received]] = field(default_factory=list)
+    depends_on: list[tuple[str, str, list[tuple[str, str]]]] = field(default_factory=list)
 
 
 class Agreement:
@@ -52,15 +74,27 @@ class Agreement:
     def __init__(self, stored: StoredAgreement | None = None) -> None:
         stored = stored or StoredAgreement()
         self.partition = 0
-        self._sent: set[Said] = set(stored.sent)
-        self._received: dict[Said, Received] = dict(stored.received)
+        self._sent: set[Said | Word] = {*stored.sent, *stored.words_sent}
+        self._received: dict[Said | Word, Received] = dict([*stored.received, *stored.words_received])
         self._sites: dict[tuple[str, int], str] = {(agent_id, n): site for agent_id, n, site in stored.sites}
         """Where the agents' claims are that have not ended, by agent and number."""
+        self._depends_on: dict[tuple[str, str], dict[tuple[str, str], None]] = {
+            (agent_id, trigger_id): dict.fromkeys(found) for agent_id, trigger_id, found in stored.depends_on
+        }
+        """By live trigger that depends on any: the conversations that are not known to have finished."""
 
     def stored(self) -> StoredAgreement:
         """What has not met yet."""
         sites = [(agent_id, n, site) for (agent_id, n), site in self._sites.items()]
-        return StoredAgreement(sorted(self._sent), list(self._received.items()), sites)
+        received = self._received.items()
+        return StoredAgreement(
+            sorted(said for said in self._sent if isinstance(said, Said)),
+            [(said, where) for said, where in received if isinstance(said, Said)],
+            sites,
+            sorted(word for word in self._sent if isinstance(word, Word)),
+            [(word, where) for word, where in received if isinstance(word, Word)],
+            [(*id, list(found)) for id, found in self._depends_on.items()],
+        )
 
     def take_agent(self, decision: events.Decision, offset: int) -> None:
         """What an agent's decision has sent and received."""
@@ -69,7 +103,10 @@ class Agreement:
             assert isinstance(cause, events.SenderCause)
             where = Received(DECISIONS.name, self.partition, offset, agent_id, decision.seq)
             self._receive(Said(command.type, cause.decider, agent_id, command.n), where)
-        for event in decision.events:
+        elif isinstance(command, Watch | Unwatch | Resolved) and decision.ignored is None:
+            self._take_word(decision, command, Received(DECISIONS.name, self.partition, offset, agent_id, decision.seq))
+        for index, event in enumerate(decision.events):
+            self._send_words(decision, index, event)
             if isinstance(event, events.Claimed):
                 self._sites[agent_id, event.n] = event.site
                 self._send(Said("claim", event.site, agent_id, event.n))
@@ -77,6 +114,32 @@ class Agreement:
                 site = self._sites.pop((agent_id, event.n))
                 if not isinstance(command, Denied):  # then the site has ended it
                     self._send(Said(_release(event.started), site, agent_id, event.n))
+
+    def _take_word(self, decision: events.Decision, command: Watch | Unwatch | Resolved, where: Received) -> None:
+        cause, agent_id = decision.cause, decision.agent_id
+        assert isinstance(cause, events.SenderCause)
+        about = cause.decider, cause.seq, cause.index, agent_id, command.trigger_id, command.conversation_id
+        if not isinstance(command, Resolved):
+            self._receive(Word(command.type, *about), where)
+            return
+        self._receive(Word("resolved", *about, command.outcome or ""), where)
+        if command.outcome == "finished":  # nobody watches it any more
+            self._depends_on.get((agent_id, command.trigger_id), {}).pop((cause.decider, command.conversation_id), None)
+
+    def _send_words(self, decision: events.Decision, index: int, event: events.Event) -> None:
+        agent_id, command, by = decision.agent_id, decision.command, (decision.agent_id, decision.seq, index)
+        if isinstance(event, events.Told):
+            to = event.watcher_agent_id, event.trigger_id, event.conversation_id
+            self._send(Word("resolved", *by, *to, event.outcome or ""))
+        elif isinstance(event, events.Accepted) and isinstance(command, Trigger) and command.depends_on:
+            found = dict.fromkeys((one.agent_id, one.conversation_id) for one in command.depends_on)
+            self._depends_on[agent_id, command.id] = found
+            for on_agent, conversation_id in found:
+                self._send(Word("watch", *by, on_agent, command.id, conversation_id))
+        elif self._depends_on and events.is_end(event):
+            id: str = event.trigger_id  # type: ignore[union-attr]
+            for on_agent, conversation_id in self._depends_on.pop((agent_id, id), ()):
+                self._send(Word("unwatch", *by, on_agent, id, conversation_id))
 
     def take_site(self, decision: site_events.SiteDecision, offset: int) -> None:
         """What a site's decision has sent and received."""
@@ -102,18 +165,14 @@ class Agreement:
         """
         for said, where in self._received.items():
             if ends is None or where.offset < ends[where.topic, where.partition]:
-                sender = f"agent {said.agent_id!r}" if said.what in ("claim", *_RELEASES) else f"site {said.site!r}"
-                return (
-                    where,
-                    f"{said.what} {said.n} of agent {said.agent_id!r} at site {said.site!r}: {sender} sent none",
-                )
+                return where, _never_sent(said)
         return None
 
-    def _send(self, said: Said) -> None:
+    def _send(self, said: Said | Word) -> None:
         if self._received.pop(said, None) is None:
             self._sent.add(said)
 
-    def _receive(self, said: Said, where: Received) -> None:
+    def _receive(self, said: Said | Word, where: Received) -> None:
         if said in self._sent:
             self._sent.remove(said)
         else:
@@ -121,6 +180,14 @@ class Agreement:
 
 
 _RELEASES: Final = ("release", "release after an attempt")
+
+
+def _never_sent(said: Said | Word) -> str:
+    if isinstance(said, Word):
+        what = f"{said.word} of trigger {said.trigger_id!r} and conversation {said.conversation_id!r}"
+        return f"{what}: event {said.event} of decision {said.seq} of agent {said.sender!r} sent none"
+    sender = f"agent {said.agent_id!r}" if said.what in ("claim", *_RELEASES) else f"site {said.site!r}"
+    return f"{said.what} {said.n} of agent {said.agent_id!r} at site {said.site!r}: {sender} sent none"
 
 
 def _release(started: bool) -> Literal["release", "release after an attempt"]:

@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from streams import CONTROLS, DISPATCHES, INPUT_TOPICS, SITE_CONTROLS, STATUSES, TRIGGERS
+from streams import CONTROLS, DISPATCHES, INPUT_TOPICS, SITE_CONTROLS, STATUSES, TRIGGERS, codec
 from streams.codec import Headers, Output, Record, partition_of
-from streams.partition import Partition
+from streams.partition import Partition, dead_letter
 from streams.rules.limits import Defaults
 from streams.rules.order import SECOND, format_instant
 
@@ -168,6 +168,16 @@ class Cluster:
                 self.rows[number][key] = value
         self.positions[number] = dict(owner.partition.positions)
         return True
+
+    def skip(self, number: int, topic: str) -> None:
+        """What ``berth skip`` does: the owner is fenced, the next record becomes a dead letter, its position moves."""
+        self.owners[number] = None
+        row = codec.read_partition(self.rows[number][codec.write_key(codec.PARTITION_KEY)])
+        record = self.log[topic, number][row.positions[topic]]
+        self._append(dead_letter(record, "skipped", self.now), number)
+        row = row._replace(positions={**row.positions, topic: record.offset + 1})
+        self.rows[number][codec.write_key(codec.PARTITION_KEY)] = codec.write_partition(row)
+        self.positions[number] = dict(row.positions)
 
     def backlog(self, number: int, owner: Owner) -> list[str]:
         """Topics with records that the owner has not handled."""

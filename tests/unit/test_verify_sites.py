@@ -269,3 +269,80 @@ def test_what_came_after_the_reading_began_is_not_missed() -> None:
     assert agreement.finish(ends) is None
     assert agreement.finish({**ends, (SITE_DECISIONS.name, 0): first + 1}) is not None
     assert agents
+
+
+def dependents() -> list[events.Decision]:
+    """w1 hears that c has finished; w2, which waits for c and d, is stopped, and watched for no longer."""
+    driven = Driven()
+    driven.trigger("b1", "B", conversation_id="c")
+    on_c, on_d = {"agent_id": "B", "conversation_id": "c"}, {"agent_id": "B", "conversation_id": "d"}
+    driven.trigger("w1", "A", depends_on=[on_c])
+    driven.trigger("w2", "A", depends_on=[on_c, on_d])
+    driven.stop("w2")
+    driven.finish("b1", "B")
+    driven.check()
+    return driven.decisions
+
+
+def test_agents_agree_of_what_they_depend_on() -> None:
+    assert disagreement(dependents(), [], False) is None
+
+
+def _is_heard(event: events.Event) -> bool:
+    """It has a dependency; and that a conversation lives is no news to who waits for it."""
+    if isinstance(event, events.Told):
+        return event.outcome is not None
+    return getattr(event, "trigger_id", None) != "b1"
+
+
+@pytest.mark.parametrize("what", ["accepted", "told", "stopped"])
+def test_a_word_between_agents_that_was_never_sent_is_found_where_it_was_received(what: str) -> None:
+    """E2: taken out of its sender's log."""
+    decisions = dependents()
+    senders = [d for d in decisions if any(e.type == what and _is_heard(e) for e in d.events)]
+    assert senders
+    for sender in senders:
+        without = sender.model_copy(update={"events": tuple(e for e in sender.events if e.type != what)})
+        found = disagreement([without if one is sender else one for one in decisions], [], False)
+        assert found is not None
+        heard = decisions[found[2]]
+        assert heard.command.type == {"accepted": "watch", "told": "resolved", "stopped": "unwatch"}[what]
+        assert isinstance(heard.cause, events.SenderCause)
+        assert (heard.cause.decider, heard.cause.seq) == (sender.agent_id, sender.seq)
+
+
+def superseded() -> list[Json]:
+    """0: t1 has the only worker, 1: its next claim comes without a release, and closes the first."""
+    driven = Driven(pool=1, verified=False, delivers=False)
+    driven.trigger("t1", "A1", worker=True)
+    driven.deliver()
+    driven.control("pause", "A1")
+    driven.control("resume", "A1")
+    driven.undelivered = [output for output in driven.undelivered if b'"n":2' in (output.value or b"")]
+    driven.deliver()
+    return log_of(driven)
+
+
+def test_a_claim_may_be_closed_by_a_newer_one_of_its_trigger() -> None:
+    """I4: its release was given up by an operator."""
+    decisions = superseded()
+    assert [e["type"] for e in decisions[1]["events"]] == ["claim_closed", "claim_opened", "claim_granted"]
+    assert check(decisions) is None
+
+
+@pytest.mark.parametrize("damage", ["not spent", "older", "same", "of another"])
+def test_a_claim_is_closed_by_nothing_else(damage: str) -> None:
+    """I4, E4: a granted one counts as used; only a higher number of the same trigger closes it."""
+    decisions = superseded()
+    closed, opened, granted = decisions[1]["events"]
+    if damage == "not spent":
+        closed["started"] = False
+    elif damage == "of another":
+        for event in (decisions[1]["command"], opened, granted):
+            event["trigger_id"] = "t2"
+    else:
+        for event in (decisions[1]["command"], opened, granted):
+            event["n"] = 0 if damage == "older" else 1
+    violation = check(decisions)
+    assert violation is not None
+    assert (violation.offset, violation.kind) == (1, "I4")

@@ -106,9 +106,10 @@ def decide(site: Site, command: site_events.SiteCommand, at: int, defaults: limi
 def _claim(step: SiteStep, command: Claim) -> None:
     known = step.site.claims.get(ClaimId(command.agent_id, command.trigger_id))
     if known is not None:
-        assert known.n == command.n, "an agent releases a claim before it makes another for the same trigger"
-        step.ignored = Ignored(reason="duplicate")
-        return
+        if command.n <= known.n:
+            step.ignored = Ignored(reason="duplicate" if command.n == known.n else "stale")
+            return
+        _supersede(step, known)
     step.emit(
         site_events.ClaimOpened(
             agent_id=command.agent_id, trigger_id=command.trigger_id, n=command.n, path=_compared_path(command)
@@ -117,6 +118,16 @@ def _claim(step: SiteStep, command: Claim) -> None:
     claim = step.site.claims[ClaimId(command.agent_id, command.trigger_id)]
     if step.site.is_deleted(claim):
         _degrade(step, claim)
+
+
+def _supersede(step: SiteStep, known: ClaimRow) -> None:
+    """An agent releases a claim before it makes another for the same trigger: this one's release was given up.
+
+    Whether an attempt had run on it is not known any more; one that was granted counts as used.
+    """
+    step.emit(
+        site_events.ClaimClosed(agent_id=known.agent_id, trigger_id=known.trigger_id, n=known.n, started=known.granted)
+    )
 
 
 def _compared_path(command: Claim) -> str | None:
