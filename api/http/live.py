@@ -296,7 +296,7 @@ class Live:
         while (missed := self._join(client, wanted, where)) is None:
             reading = asyncio.create_task(self._slice(wanted, where.copy()), name="slice")
             self._slices.add(reading)  # it ends by itself, also when the client has gone: clients must be stopped
-            reading.add_done_callback(self._slices.discard)
+            reading.add_done_callback(self._slice_ended)
             while not (await asyncio.wait({reading}, timeout=COMMENT_SECONDS))[0]:
                 yield _comment(where)
             where, found = reading.result()
@@ -321,6 +321,11 @@ class Live:
             else:
                 await client.wait(min(comment_at_seconds, until_seconds))
                 yield b""
+
+    def _slice_ended(self, reading: asyncio.Task[tuple[LogVector, list[bytes]]]) -> None:
+        self._slices.discard(reading)
+        if not reading.cancelled() and reading.exception() is not None:
+            log.debug("slice_not_read", error=repr(reading.exception()))  # and whoever still waits for it hears of it
 
     # -- catching up ----------------------------------------------------------------------------------------------
 
