@@ -22,6 +22,13 @@ def skip(
     The worker's /readyz shows topic, partition and offset in stopped_at, and why. The record goes to berth.dead-letters
     and is never handled; the partition goes on with the next one, without a restart. Only the very record at which the
     partition stands can be skipped. Better, when there is time: start workers with the bug mended, which handle it.
+
+    Records of berth.claims and berth.signals are words between agents and sites. After a skipped claim or granted,
+    reschedule the trigger, pause and resume its agent, or stop it: the claim is made anew. After a skipped release,
+    worker and folder stay taken until the same trigger asks again; if it has ended, make the pool larger by one, and
+    use another environment_id for the folder. After a skipped degraded, watch or resolved, stop the trigger and send
+    it again with restarts. After a skipped waiting, denied, recall or unwatch there is nothing to do.
+    docs/operate.md says more.
     """
     settings = load_settings()
     if not yes:
