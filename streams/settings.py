@@ -19,7 +19,7 @@ from streams.rules.limits import PARALLELISM_LIMIT_MAX, PARALLELISM_LIMIT_MIN, P
 
 ENDPOINTS_FILE_NAME: Final = "endpoints.json"
 """In the data directory: where the servers that ``berth up`` started listen: ``kafka``, ``database_url``, ``api``."""
-SECRET_FIELDS: Final = frozenset({"jwt_secret", "link_secret"})
+SECRET_FIELDS: Final = frozenset({"jwt_secret", "link_secret", "token"})
 """Their values are never shown."""
 NOT_SETTINGS: Final = frozenset({"BERTH_REQUIRE_SERVICES", "BERTH_SEED"})
 """Variables with our prefix that are for the tests and not for a deployment."""
@@ -191,6 +191,16 @@ class Settings(BaseSettings):
         default=None,
         description="origins separated by commas (https://app.example.org) whose pages may ask the API; none: CORS is "
         "off",
+    )
+
+    api: Annotated[str, Field(pattern=r"^https?://[^ ?#]+$")] | None = Field(
+        default=None,
+        description="http(s)://host:port of the API that the command line asks; none: the one of this directory, or "
+        "http://127.0.0.1:8080",
+    )
+    token: Annotated[SecretStr, Field(min_length=1)] | None = Field(
+        default=None,
+        description="a token: with it the command line asks the API; none: one made with the secret of this directory",
     )
 
     def kafka_addresses(self) -> str:

@@ -60,6 +60,17 @@ COMMANDS: Final = (
     "projector",
     "api",
     "token",
+    "agents",
+    "queue",
+    "trigger",
+    "conversation",
+    "site",
+    "pause",
+    "resume",
+    "stop",
+    "limit",
+    "approve",
+    "dead-letters",
     "runner",
     "demo",
     "topics",
@@ -75,6 +86,11 @@ COMMANDS: Final = (
     "skip",
 )
 """In the order of ``--help``. Each is a module here, with a function of its name or an ``app`` of subcommands."""
+_MODULES: Final = {
+    **dict.fromkeys(("agents", "queue", "trigger", "conversation", "site"), "showing"),
+    **dict.fromkeys(("pause", "resume", "stop", "limit", "approve"), "changing"),
+}
+"""Of those that share one."""
 
 
 def _application(words: Sequence[str]) -> Berth:
@@ -82,12 +98,12 @@ def _application(words: Sequence[str]) -> Berth:
     application = Berth(name="berth", no_args_is_help=True, pretty_exceptions_show_locals=False, rich_markup_mode=None)
     application.callback()(_berth)
     for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
-        module_name = name.replace("-", "_")
-        module = import_module(f"api.cli.{module_name}")
+        function_name = name.replace("-", "_")
+        module = import_module(f"api.cli.{_MODULES.get(name, function_name)}")
         if hasattr(module, "app"):
             application.add_typer(module.app, name=name)
         else:
-            application.command(name)(getattr(module, module_name))
+            application.command(name)(getattr(module, function_name))
     return application
 
 
