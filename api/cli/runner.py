@@ -61,8 +61,9 @@ def runner(  # noqa: PLR0913 - options of a command line
 ) -> None:
     """Take dispatches, work as long as each payload says, and report, until Ctrl-C.
 
-    The payload {"work_seconds": 2.5, "failure_rate": 0.1} works that long and fails that often. Start as many runners
-    as you like: those of one group share the work. Its source (api/load/runner.py) shows how to write a runner.
+    The payload {"work_seconds": 2.5, "failure_rate": 0.1} works that long and fails that often; {"pauses": true} then
+    waits for a person's reply. Start as many runners as you like: those of one group share the work. docs/runner.md
+    says how to write one.
     """
     if failures + deaths > 1:
         raise CommandFailed(
@@ -84,7 +85,10 @@ def runner(  # noqa: PLR0913 - options of a command line
 
 
 def waiting_work(work_seconds: float, failures: float, deaths: float, seed: int) -> Work:
-    """Work that waits as long as the payload says, and fails or falls silent at the given rates."""
+    """Work that waits as long as the payload says, and then pauses if it says so.
+
+    It fails or falls silent at the given rates.
+    """
 
     async def work(dispatch: Dispatch) -> Ended:
         payload = dispatch.payload if isinstance(dispatch.payload, dict) else {}
@@ -99,6 +103,8 @@ def waiting_work(work_seconds: float, failures: float, deaths: float, seed: int)
             await asyncio.sleep(seconds * part)
             return Ended("failed", error=f"failed by chance (attempt {dispatch.attempt})")
         await asyncio.sleep(seconds)
+        if payload.get("pauses") is True:
+            return Ended("paused")
         return Ended("finished", result={"worked_seconds": round(seconds, 3)})
 
     return work

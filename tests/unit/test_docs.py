@@ -106,6 +106,11 @@ def test_every_link_inside_the_repository_leads_somewhere(document: Path) -> Non
     assert [target for target in inside if not (document.parent / target).exists()] == []
 
 
+def test_the_readme_leads_to_every_document() -> None:
+    linked = set(re.findall(r"\]\((docs/[a-z-]+\.md)", (ROOT / "README.md").read_text()))
+    assert linked == {f"docs/{document.name}" for document in (ROOT / "docs").glob("*.md")}
+
+
 def test_the_readme_lists_every_setting_with_its_default() -> None:
     readme = (ROOT / "README.md").read_text()
     rows = dict(re.findall(r"^\| `([A-Z_]+)` \| ([^|]+) \|", readme, re.MULTILINE))

@@ -1,0 +1,121 @@
+"""docs/quick-start.md and the first steps of README.md, command by command, as typed beside ``make run``."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from api.cli.embedded_kafka import EmbeddedKafka
+from streams.settings import Endpoints
+from tests.integration.test_run import Run
+from tests.integration.workers import ROOT
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+
+COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)
+SHOWN_SECONDS = 30.0
+
+
+def blocks(document: str) -> list[list[str]]:
+    """The commands of each shell block."""
+    text = (Path(ROOT) / document).read_text()
+    return [COMMAND.findall(block) for block in re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL)]
+
+
+class Terminal:
+    """The other terminal: it knows the token, and the address that ``make run`` has printed."""
+
+    def __init__(self, directory: Path, address: str) -> None:
+        self._directory = directory
+        self._address = address
+
+    def run(self, command: str) -> str:
+        berth = f"{shlex.quote(sys.executable)} -m api.cli"
+        here = f'set -e\nTOKEN="$(.venv/bin/berth token)"\n{command}'
+        here = here.replace(".venv/bin/berth", berth).replace("http://127.0.0.1:8080", self._address)
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("BERTH_")}
+        done = subprocess.run(
+            ["bash", "-c", here],
+            cwd=self._directory,
+            env=clean | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def until(self, command: str, is_there: Callable[[str], bool]) -> str:
+        """As somebody looks again and again."""
+        deadline = time.monotonic() + SHOWN_SECONDS
+        while not is_there(said := self.run(command)):
+            assert time.monotonic() < deadline, f"{command} shows only:\n{said}"
+        return said
+
+
+@pytest.fixture
+def running(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[Run]:
+    """Beside the session's broker, whose jars are there."""
+    run = Run(tmp_path, "--rate", "2", "--agents", "2")
+    yield run
+    if run.process.poll() is None:
+        run.end(signal.SIGTERM)
+    assert run.left_behind(10) == []
+
+
+def test_every_command_does_what_the_page_says(running: Run, tmp_path: Path) -> None:
+    makefile = (Path(ROOT) / "Makefile").read_text()
+    [start], [doctor, token], [configure], [burst], watch, [ask], [stop, queue], pause, [look], reply, back = blocks(
+        "docs/quick-start.md"
+    )
+    assert start == "make run"
+    assert re.search(r"^run:.*\n\t\$\(BIN\)/berth run$", makefile, re.MULTILINE)
+    running.wait_for("first dispatch")
+    address = Endpoints.model_validate_json((tmp_path / ".berth" / "endpoints.json").read_bytes()).api
+    assert address is not None
+    terminal = Terminal(tmp_path, address)
+
+    assert "Kafka" in terminal.run(doctor)
+    assert terminal.run(f"{token}; echo $TOKEN").count(".") == 2
+    assert '"created":true' in terminal.run(configure)
+    first = terminal.run(burst)
+    assert (first.count('"status":"running"'), first.count('"status":"queued"')) == (2, 4)
+    assert terminal.run(burst).count('"repeated":true') == 6
+
+    agents, queue_of, why = watch
+    assert queue_of == queue
+    assert "chapter-1" in terminal.until(agents, lambda said: "chapter-2" in said)
+    waiting = terminal.until(queue, lambda said: "chapter-6" in said)
+    assert [f"chapter-{number}" in waiting for number in range(1, 7)] == [False, False, True, True, True, True]
+    assert "agent_parallelism_limit_reached" in terminal.until(why, lambda said: "chapter-1" in said)
+    assert '"code":"agent_parallelism_limit_reached"' in terminal.run(ask)
+
+    terminal.run(stop)
+    terminal.until(queue, lambda said: "chapter-3" not in said and "chapter-4" in said)
+
+    for command in pause:
+        terminal.run(command)
+    terminal.until(look, lambda said: "paused" in said)
+    message, look_again = reply
+    assert look_again == look
+    assert '"status":"running"' in terminal.run(message)
+    terminal.until(look, lambda said: said.count("finished") >= 2)
+
+    explain, verify = back
+    assert "chapter-1" in terminal.run(explain)
+    terminal.run(verify)
+
+    [start_too], _, [doctor_too, *first_steps, look_at_it] = blocks("README.md")[:3]
+    assert (start_too, doctor_too) == (start, doctor)
+    for command in first_steps:
+        assert '"log_position"' in terminal.run(command)
+    terminal.until(look_at_it, lambda said: "finished" in said)
+    assert running.end(signal.SIGINT) == 130
