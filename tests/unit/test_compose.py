@@ -25,7 +25,7 @@ SUBSTITUTION = re.compile(r"\$\{([A-Z_]+):-([^}]*)\}")
 
 
 def environment(service: dict[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in service.get("environment", {}).items()}
+    return {name: str(value) for name, value in service.get("environment", {}).items() if value is not None}
 
 
 def substituted(value: object) -> str:
@@ -56,6 +56,14 @@ def test_a_default_is_the_same_as_in_the_code(name: str) -> None:
     for variable, value in environment(OURS[name]).items():
         if SUBSTITUTION.fullmatch(value):
             assert substituted(value) == str(Settings.model_fields[VARIABLES[variable]].default), variable
+
+
+def test_what_is_only_passed_on_is_a_setting_that_may_be_missing() -> None:
+    passed_on = {name for name, value in SERVICES["api"]["environment"].items() if value is None}
+    assert passed_on == {"BERTH_LINK_SECRET", "BERTH_API_HOSTS", "BERTH_CORS_ORIGINS"}
+    for name, service in OURS.items():
+        for variable, value in service["environment"].items():
+            assert value is not None or Settings.model_fields[VARIABLES[variable]].default is None, (name, variable)
 
 
 def test_every_partition_count_comes_from_one_variable() -> None:
