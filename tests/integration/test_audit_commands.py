@@ -22,7 +22,7 @@ from streams.kafka.clients import reading
 from tests.brokers import empty_topics, until
 from tests.integration.http_stack import Stack, stack
 from tests.integration.workers import PARTITIONS
-from tests.unit.test_docs import ROOT, command_lines, words_after_variables
+from tests.unit.test_docs import ROOT, SHELLS, blocks, words_after_variables
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 DOCUMENT = ROOT / "docs" / "audit.md"
@@ -118,9 +118,9 @@ async def written(berth: Stack) -> tuple[dict[TopicPartition, int], list[str]]:
 
 async def test_every_command_of_the_document_runs_and_touches_nothing(berth: Stack, tmp_path: Path) -> None:
     before = await written(berth)
-    lines = [words_after_variables(line) for line in command_lines(DOCUMENT)]
-    commands = [words[1:] for words in lines if words[0].endswith("berth")]
-    assert len(commands) >= 10
+    shown = [line for block in blocks(DOCUMENT) if block.language in SHELLS for line in block.text.splitlines()]
+    commands = [words_after_variables(line.removeprefix("$ "))[1:] for line in shown]
+    assert len(commands) >= 12
     for words in commands:
         done = await asyncio.to_thread(_berth, berth, tmp_path, *words)
         assert done.returncode == 0, (words, done.stderr)
