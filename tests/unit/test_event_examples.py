@@ -63,6 +63,25 @@ def test_every_record_type_that_somebody_writes_or_reads_has_an_example() -> Non
             assert (topic, member.model_fields["type"].default) in shown
 
 
+FILLED_IN = {"default_limit", "repeats"}
+"""Inputs that the decider adds to commands; a client that sends them is not believed."""
+
+
+def test_every_field_that_somebody_may_send_or_reads_is_named() -> None:
+    members = [
+        member
+        for union in (
+            messages.TriggerRecord,
+            messages.ControlRecord,
+            site_messages.SiteControlRecord,
+            dispatches.DispatchRecord,
+        )
+        for member in get_args(get_args(union)[0])
+    ]
+    fields = {name for member in (*members, messages.Status) for name in member.model_fields} - FILLED_IN
+    assert {name for name in fields if f"`{name}`" not in EVENTS and f'"{name}"' not in EVENTS} == set()
+
+
 def test_every_event_is_in_the_table_of_events() -> None:
     for member in (*get_args(get_args(events.Event)[0]), *get_args(get_args(site_events.SiteEvent)[0])):
         name = member.model_fields["type"].default
