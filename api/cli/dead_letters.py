@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from api.cli.client import ROWS_DEFAULT, JsonOption, RowsOption, asking
+from api.cli.client import ROWS_DEFAULT, Json, JsonOption, RowsOption, asking
 from api.cli.tables import age, moment, one_line, say, say_fields, say_json, say_table
 
 app = typer.Typer(
@@ -37,7 +37,7 @@ def list_command(rows: RowsOption = ROWS_DEFAULT, as_json: JsonOption = False) -
                 one["offset"],
                 age(one["written_at"]),
                 one_line(one["reason"], 60),
-                f"{one['topic']}/{one['source_partition']} {one['source_offset']}",
+                _origin(one),
                 one_line(one["key_preview"], 40),
                 one["value_bytes"],
                 one_line(one["value_preview"], 40),
@@ -67,7 +67,7 @@ def show_command(partition: Partition, offset: Offset, as_json: JsonOption = Fal
         (
             ("reason", answer["reason"]),
             ("written", moment(answer["written_at"])),
-            ("was at", f"{answer['topic']}/{answer['source_partition']}, offset {answer['source_offset']}"),
+            ("was at", _origin(answer)),
             ("replay", "possible" if hindrance is None else f"not possible: {hindrance}"),
             ("key", answer["key"]),
             ("key, base64", answer["key_base64"]),
@@ -95,3 +95,10 @@ def replay_command(partition: Partition, offset: Offset, as_json: JsonOption = F
         f"sent once more to {answer['topic']}/{answer['source_partition']}; "
         "berth dead-letters list shows it again if it still can't be read"
     )
+
+
+def _origin(one: Json) -> str | None:
+    """Where the record was; None where its headers don't say."""
+    if one["topic"] is None:
+        return None
+    return f"{one['topic']} {one['source_partition']} {one['source_offset']}"

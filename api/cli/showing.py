@@ -271,7 +271,7 @@ def _trigger_fields(answer: Json) -> Iterable[tuple[str, Any]]:
     yield "conversation", answer["conversation_id"]
     if "kind" not in answer:  # refused: nothing else is kept
         return
-    yield "asked", f"by {answer['requested_by']}, {moment(answer['accepted_at'])}, kind {answer['kind']}"
+    yield "asked", f"by {answer['requested_by'] or 'somebody'}, {moment(answer['accepted_at'])}, kind {answer['kind']}"
     yield "may start", until(answer["available_at"])
     yield "expires", moment(answer["expires_at"])
     yield "needs", _needs(answer)

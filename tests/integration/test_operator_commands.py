@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 from api.cli.client import Refused
 from api.cli.main import app
 from api.http.auth import Role
-from streams import CLAIMS, DEAD_LETTERS, TRIGGERS
-from streams.codec import partition_of
+from streams import CLAIMS, TRIGGERS
+from streams.codec import Record, partition_of
+from streams.partition import dead_letter
 from streams.rules.limits import RECORD_BYTES_MAX
 from tests.integration.http_stack import Stack, limited, read_at
 from tests.integration.workers import PARTITIONS, ROOT, Json
@@ -302,12 +303,11 @@ async def test_what_waits_for_approval_is_approved(berth: Stack, shell: Shell, a
 async def dead(berth: Stack, reason: str, topic: str, key: str, value: bytes | None) -> tuple[str, str]:
     """A dead letter as a worker writes it, when it is in the tables: its partition and offset."""
     partition = partition_of(key, PARTITIONS)
-    headers = {"reason": reason, "topic": topic, "partition": str(partition), "offset": "1042", "at": "2026"}
+    written = dead_letter(Record(topic, partition, 1042, key.encode(), value), reason, 0)
     producer = AIOKafkaProducer(bootstrap_servers=berth.kafka.bootstrap, max_request_size=2 * RECORD_BYTES_MAX)
     await producer.start()
     try:
-        encoded = [(name, text.encode()) for name, text in headers.items()]
-        sent = await producer.send_and_wait(DEAD_LETTERS.name, value, key.encode(), partition, headers=encoded)
+        sent = await producer.send_and_wait(written.topic, value, written.key, partition, headers=list(written.headers))
     finally:
         await producer.stop()
     async with asyncio.timeout(15):
@@ -338,10 +338,8 @@ async def test_a_dead_letter_is_replayed_to_where_it_was_and_its_ids_tell_repeti
     )
     told = await shell.told("dead-letters", "replay", *where)
     assert (told["status"], told["topic"], told["reason"]) == ("accepted", TRIGGERS.name, "skipped")
-    logged = [event for api in berth.apis for event in api.events if event["event"] == "dead_letter_replayed"]
-    assert {(one["subject"], one["offset"]) for one in logged if one["partition"] == int(where[0])} == {
-        ("local", int(where[1]))
-    }
+    partition, offset = map(int, where)
+    await berth.apis[0].logged("dead_letter_replayed", 3, partition=partition, offset=offset, subject="local")
 
 
 async def test_what_still_cannot_be_read_becomes_a_dead_letter_again(berth: Stack, shell: Shell, agent: str) -> None:

@@ -138,6 +138,42 @@ def test_a_problem_is_told_with_its_code_what_was_kept_and_what_to_do(tmp_path: 
     assert told == {**PROBLEM, "kept": error.kept, "advice": error.advice}
 
 
+@contextmanager
+def silent(*, hangs_up: bool) -> Iterator[str]:
+    """The address of a server that takes requests and never answers, or hangs up on them."""
+    with closing(socket()) as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        taken: list[socket] = []
+
+        def take() -> None:
+            connection, _ = server.accept()
+            connection.recv(65_536)
+            taken.append(connection)
+            if hangs_up:
+                connection.close()
+
+        thread = Thread(target=take)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            thread.join(10)
+            for connection in taken:
+                connection.close()
+
+
+@pytest.mark.parametrize(("hangs_up", "reason"), [(False, "no answer in time"), (True, "disconnected without")])
+@pytest.mark.parametrize(("words", "kept"), [(("agents",), "this only reads"), (("pause", "a"), "isn't known")])
+def test_when_the_answer_is_lost_it_says_whether_that_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs_up: bool, reason: str, words: tuple[str, ...], kept: str
+) -> None:
+    monkeypatch.setattr("api.cli.client.ANSWER_SECONDS_MAX", 0.3)
+    with silent(hangs_up=hangs_up) as address:
+        error = refused(tmp_path, *words, BERTH_API=address)
+    assert reason in error.happened and kept in error.kept
+
+
 @pytest.mark.parametrize(
     ("status", "content", "content_type"),
     [
