@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 
 from api.cli.main import app
@@ -109,6 +110,17 @@ def test_every_link_inside_the_repository_leads_somewhere(document: Path) -> Non
 def test_the_readme_leads_to_every_document() -> None:
     linked = set(re.findall(r"\]\((docs/[a-z-]+\.md)", (ROOT / "README.md").read_text()))
     assert linked == {f"docs/{document.name}" for document in (ROOT / "docs").glob("*.md")}
+
+
+def test_the_readme_says_of_every_command_what_it_does() -> None:
+    readme = (ROOT / "README.md").read_text()
+    table = readme[readme.index("## What runs where") : readme.index("## Settings")]
+    told = {
+        word
+        for row in re.findall(r"^\| (`berth [^|]+) \|", table, re.MULTILINE)
+        for word in re.findall(r"[a-z-]+", row)
+    }
+    assert told - {"berth"} == set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 
 def test_the_readme_lists_every_setting_with_its_default() -> None:
