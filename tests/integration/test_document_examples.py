@@ -11,6 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from tests.integration.http_stack import Stack
 from tests.integration.workers import ROOT
@@ -86,3 +87,20 @@ async def test_the_upstream_on_kafka_hears_what_was_decided_and_asking_again_cha
     again = (await ask("q1", "Are you there?"))["ignored"]
     assert (again["reason"], again["first_seq"], again["state"]) == ("duplicate", first["seq"], "running")
     assert (await ask("q1", "Something else"))["refusal"]["code"] == "trigger_id_conflict"
+
+
+async def test_what_an_upstream_sends_twice_with_the_example_in_python_is_accepted_once(berth: Stack) -> None:
+    agent = f"agent-{uuid4().hex[:12]}"
+    document = (Path(ROOT) / "docs" / "upstream.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```", document, re.MULTILINE | re.DOTALL)
+    example: dict[str, Any] = {}
+    exec(compile(block, "docs/upstream.md", "exec"), example)
+    event = {"id": "e1", "issue": "issue-7", "text": "Fix it", "author": "ann", "at": "2026-03-01T10:00:00Z"}
+    async with AIOKafkaProducer(bootstrap_servers=berth.kafka.bootstrap) as producer:
+        for _ in range(2):
+            await example["ask"](producer, agent, event)
+        await example["ask"](producer, agent, {**event, "id": "e2"})
+    async with asyncio.timeout(30):
+        while "e2" not in (accepted := await berth.accepted(agent)):
+            await asyncio.sleep(0.05)
+    assert accepted == ["e1", "e2"]

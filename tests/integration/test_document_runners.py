@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
 
 EXAMPLES = Path(ROOT) / "docs" / "examples"
 LINES_MAX = {"kafka": 80, "http": 60}
-BLOCKS = re.findall(
+BLOCKS: list[str] = re.findall(
     r"^```console\n(.*?)^```", (Path(ROOT) / "docs" / "runner.md").read_text(), re.MULTILINE | re.DOTALL
 )
 WAIT_SECONDS = 30.0

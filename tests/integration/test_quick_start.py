@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -35,16 +36,19 @@ class Terminal:
     def __init__(self, directory: Path, address: str) -> None:
         self._directory = directory
         self._address = address
+        self._variables: dict[str, str] = {}
+
+    def set_token(self, command: str) -> None:
+        self._variables["TOKEN"] = self.run(f'{command}; echo "$TOKEN"').strip()
 
     def run(self, command: str) -> str:
         berth = f"{shlex.quote(sys.executable)} -m api.cli"
-        here = f'set -e\nTOKEN="$(.venv/bin/berth token)"\n{command}'
-        here = here.replace(".venv/bin/berth", berth).replace("http://127.0.0.1:8080", self._address)
+        here = command.replace(".venv/bin/berth", berth).replace("http://127.0.0.1:8080", self._address)
         clean = {name: value for name, value in os.environ.items() if not name.startswith("BERTH_")}
         done = subprocess.run(
             ["bash", "-c", here],
             cwd=self._directory,
-            env=clean | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+            env=clean | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"} | self._variables,
             capture_output=True,
             text=True,
             timeout=120,
@@ -62,16 +66,23 @@ class Terminal:
 
 
 @pytest.fixture
-def running(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[Run]:
+def directory() -> Iterator[Path]:
+    """Beside pytest's own directories: every pytest that starts closes those for other users, as PostgreSQL's is."""
+    with TemporaryDirectory(prefix="berth-quick-start-", ignore_cleanup_errors=True) as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def running(kafka: EmbeddedKafka, directory: Path) -> Iterator[Run]:
     """Beside the session's broker, whose jars are there."""
-    run = Run(tmp_path, "--rate", "2", "--agents", "2")
+    run = Run(directory, "--rate", "2", "--agents", "2")
     yield run
     if run.process.poll() is None:
         run.end(signal.SIGTERM)
     assert run.left_behind(10) == []
 
 
-def test_every_command_does_what_the_page_says(running: Run, tmp_path: Path) -> None:
+def test_every_command_does_what_the_page_says(running: Run, directory: Path) -> None:
     makefile = (Path(ROOT) / "Makefile").read_text()
     [start], [doctor, token], [configure], [burst], watch, [ask], [stop, queue], pause, [look], reply, back = blocks(
         "docs/quick-start.md"
@@ -79,12 +90,12 @@ def test_every_command_does_what_the_page_says(running: Run, tmp_path: Path) -> 
     assert start == "make run"
     assert re.search(r"^run:.*\n\t\$\(BIN\)/berth run$", makefile, re.MULTILINE)
     running.wait_for("first dispatch")
-    address = Endpoints.model_validate_json((tmp_path / ".berth" / "endpoints.json").read_bytes()).api
+    address = Endpoints.model_validate_json((directory / ".berth" / "endpoints.json").read_bytes()).api
     assert address is not None
-    terminal = Terminal(tmp_path, address)
+    terminal = Terminal(directory, address)
 
     assert "Kafka" in terminal.run(doctor)
-    assert terminal.run(f"{token}; echo $TOKEN").count(".") == 2
+    terminal.set_token(token)
     assert '"created":true' in terminal.run(configure)
     first = terminal.run(burst)
     assert (first.count('"status":"running"'), first.count('"status":"queued"')) == (2, 4)
