@@ -78,11 +78,15 @@ class Explainer:
         self._conversation_id: str | None = None
         self._state = "unknown"
         self._dispatched_at: int | None = None
+        self._until: int | None = None
+        """When a cause that holds now ends by itself."""
 
     def take(self, logged: Logged) -> None:
         """The next decision. Raises DoesNotFit."""
-        self._past.fold(logged)
         decision = logged.decision
+        if self._until is not None and self._until <= decision.at:
+            self._look(self._until)  # its own time came, and nobody had to decide anything
+        self._past.fold(logged)
         if isinstance(decision, events.Decision) and decision.agent_id == self.agent_id:
             self._note(decision)
         self._look(decision.at)
@@ -162,6 +166,7 @@ class Explainer:
         if agent is not None and row is not None and row.state == "waiting":
             site = self._past.sites.get(row.site_id) if row.site_id is not None else None
             found = {cause.reason: cause for cause in causes(agent, row, at, site)}
+        self._until = next((cause.until for cause in found.values() if cause.until is not None), None)
         for reason in [reason for reason in self._open if reason not in found]:
             self._close(self._open.pop(reason), at)
         for reason, cause in found.items():

@@ -6,6 +6,7 @@ heads of their conversations, everything of an agent whose pause, budget or mute
 in an environment in which a folder was taken or freed, or behind a gate that moved.
 """
 
+import heapq
 from collections import Counter
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
@@ -71,6 +72,7 @@ class WaitingTimes:
         self._waiting: dict[Holder, _Waiting] = {}
         self._unsettled: dict[Holder, None] = {}
         """Those whose cause can end without a word in the log."""
+        self._timed: list[tuple[int, Holder]] = []
         self._flags: dict[str, object] = {}
         self._places: dict[tuple[str, str], dict[ClaimId, None]] = {}
         """(site, environment) -> claims that wait there for a folder."""
@@ -78,6 +80,7 @@ class WaitingTimes:
     def take(self, logged: Logged) -> None:
         """The next decision. Raises DoesNotFit."""
         decision = logged.decision
+        self._own_time_came(decision.at)
         if isinstance(decision, events.Decision):
             agent = self._past.agent(decision.agent_id)
             conversations = _conversations(agent, decision)
@@ -89,6 +92,14 @@ class WaitingTimes:
             concerned = self._concerned_at_site(self._past.sites[decision.site], decision, environments)
         for one in (*concerned, *self._unsettled):
             self._look(one, decision.at)
+
+    def _own_time_came(self, at: int) -> None:
+        """What waited for its own time waits for something else from then on; nobody had to decide anything."""
+        while self._timed and self._timed[0][0] <= at:
+            until, one = heapq.heappop(self._timed)
+            waiting = self._waiting.get(one)
+            if waiting is not None and waiting.until == until:
+                self._look(one, until)
 
     def finish(self) -> None:
         """The log is at its end: what waits has waited up to it."""
@@ -188,6 +199,8 @@ class WaitingTimes:
         self._waiting[one] = _Waiting(counted, at, until)
         if _is_unsettled(cause):
             self._unsettled[one] = None
+        if until is not None:
+            heapq.heappush(self._timed, (until, one))
 
     def _settle(self, one: Holder, at: int) -> None:
         waiting = self._waiting.pop(one, None)
@@ -221,7 +234,7 @@ _OF_SITE: Final = (
 
 
 def _is_unsettled(cause: Cause | None) -> bool:
-    return cause is None or cause.reason in ("site_asked", OWN_TIME)
+    return cause is None or cause.reason == "site_asked"
 
 
 def _shares(name: str, times: Counter[Reason]) -> WaitingOf:

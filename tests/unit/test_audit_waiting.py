@@ -22,21 +22,24 @@ def times_of(driven: Driven, since: int = 0, until: int | None = None) -> Waitin
 
 
 def plainly(driven: Driven) -> Counter[Counted]:
-    """Every waiting trigger's first cause after every decision, until the next one."""
+    """Every waiting trigger's first cause after every decision, until the next one or until its own time comes."""
     past, times = Past(), Counter[Counted]()
-    before: list[Counted] = []
-    for logged in log_of(driven):
-        for counted in before:
-            times[counted] += logged.decision.at - past.at
-        past.fold(logged)
-        before = []
+
+    def count(begin: int, end: int) -> None:
         for agent in past.agents.values():
             for key in agent.waiting:
                 row = agent.triggers[key.id.decode()]
                 site = past.sites.get(row.site_id) if row.site_id is not None else None
-                cause = first_cause(agent, row, past.at, site)
-                if cause is not None:
-                    before.append(Counted(agent.agent_id, row.organization_id, row.site_id, cause.reason))
+                own_time = min(max(row.available_at, begin), end)
+                for start, stop in ((begin, own_time), (own_time, end)):
+                    cause = first_cause(agent, row, start, site)
+                    if cause is not None and stop > start:
+                        counted = Counted(agent.agent_id, row.organization_id, row.site_id, cause.reason)
+                        times[counted] += stop - start
+
+    for logged in log_of(driven):
+        count(past.at, logged.decision.at)
+        past.fold(logged)
     return +times
 
 
@@ -86,6 +89,21 @@ def test_who_comes_next_in_a_conversation_waits_for_room_from_then_on() -> None:
     assert {counted.reason: time // SECOND for counted, time in times.times.items()} == {
         "conversation_busy": 400, "agent_parallelism_limit_reached": 450,
     }  # fmt: skip
+
+
+def test_who_waits_for_a_retry_waits_for_room_once_its_time_has_come() -> None:
+    """Though nobody decides anything then."""
+    driven = Driven(default_limit=1)
+    driven.trigger("fails")
+    driven.trigger("long")
+    driven.fail("fails")
+    driven.advance(100)
+    driven.finish("long")
+    times = times_of(driven)
+    assert +times.times == plainly(driven)
+    seconds = {counted.reason: time / SECOND for counted, time in times.times.items()}
+    assert 4.5 <= seconds["not_yet_available"] <= 5
+    assert seconds["agent_parallelism_limit_reached"] == 100 - seconds["not_yet_available"]
 
 
 def test_only_the_stretch_asked_for_is_counted() -> None:
