@@ -18,7 +18,7 @@ from projections.row_types import (
     TriggerState,
 )
 from projections.texts import clean_text
-from streams.rules import events
+from streams.rules import events, verdicts
 from streams.rules.agent.state import OUTCOME_OF
 from streams.rules.messages import Approve, Configure, Trigger
 
@@ -237,7 +237,7 @@ class AgentStep:
         self,
         event: events.AttemptFailed | events.LeaseExpired,
         outcome: AttemptOutcome,
-        final: events.FinalState | None,
+        final: verdicts.FinalState | None,
     ) -> AttemptRow:
         trigger = self._attempt_ended(event.trigger_id, event.execution_id, outcome)
         trigger.failures = event.failures
@@ -289,7 +289,7 @@ class AgentStep:
             case _:
                 assert_never(state)
 
-    def _end(self, trigger: TriggerRow, state: events.FinalState, reason: str | None = None) -> None:
+    def _end(self, trigger: TriggerRow, state: verdicts.FinalState, reason: str | None = None) -> None:
         self._move(trigger, state)
         trigger.ended_at = self.at
         trigger.end_reason = reason

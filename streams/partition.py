@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from streams import DEAD_LETTERS, DECISIONS, DISPATCHES, STATUSES, codec
 from streams.codec import Output, Record
-from streams.rules import dispatches, events, limits
+from streams.rules import dispatches, events, limits, verdicts
 from streams.rules.agent.decide import decide
 from streams.rules.agent.rows import RowRef, Watcher
 from streams.rules.agent.state import Agent
@@ -286,7 +286,7 @@ class Partition:
 
     # Deciding
 
-    def _decide(self, agent: Agent, command: AgentCommand, cause: events.Cause, via: Via, now: int) -> Step:
+    def _decide(self, agent: Agent, command: AgentCommand, cause: verdicts.Cause, via: Via, now: int) -> Step:
         at = max(now, self.at, command.at if isinstance(command, Internal) else 0)
         if self._uses_default_limit(agent, command):
             command = command.model_copy(update={"default_limit": self.defaults.parallelism_limit})
@@ -315,7 +315,7 @@ class Partition:
             return asks or not agent.row.created
         return isinstance(command, Trigger) and not agent.row.created
 
-    def _write(self, agent: Agent, step: Step, cause: events.Cause, via: Via) -> None:
+    def _write(self, agent: Agent, step: Step, cause: verdicts.Cause, via: Via) -> None:
         decision = decision_of(agent, step, cause, via)
         command_id, settles = decision.command_id, decision.settles
         value = events.write_decision(decision)
@@ -396,7 +396,7 @@ class Partition:
         return 1
 
     def _decide_timer(self, agent: Agent, timer: Timer, now: int) -> None:
-        cause = events.TimerCause(timer=events.TimerRef(kind=timer.kind, id=timer.id, deadline=timer.deadline))
+        cause = verdicts.TimerCause(timer=verdicts.TimerRef(kind=timer.kind, id=timer.id, deadline=timer.deadline))
         try:
             self._decide(agent, timer, cause, "timer", now)
             self._work_off(now)
@@ -417,7 +417,7 @@ class Partition:
         return 1
 
 
-def decision_of(agent: Agent, step: Step, cause: events.Cause, via: Via) -> events.Decision:
+def decision_of(agent: Agent, step: Step, cause: verdicts.Cause, via: Via) -> events.Decision:
     """What is written of a step that has just been decided."""
     command = step.command
     if step.repeats is not None:
@@ -450,17 +450,17 @@ def _is_open(agent: Agent, command: AgentCommand) -> bool:
     return row is not None and row.is_urgent and row.state == "waiting"
 
 
-def _cause(record: Record, command: AgentCommand | SiteCommand) -> events.Cause:
+def _cause(record: Record, command: AgentCommand | SiteCommand) -> verdicts.Cause:
     """The input record; for what other deciders sent their event, since those topics are not kept."""
     if isinstance(command, Internal):
         sender = command.sender
-        return events.SenderCause(decider=sender.decider, seq=sender.seq, index=sender.index)
-    return events.RecordCause(topic=record.topic, partition=record.partition, offset=record.offset)
+        return verdicts.SenderCause(decider=sender.decider, seq=sender.seq, index=sender.index)
+    return verdicts.RecordCause(topic=record.topic, partition=record.partition, offset=record.offset)
 
 
-def _left_over_cause(agent: Agent) -> events.ContinueCause:
+def _left_over_cause(agent: Agent) -> verdicts.ContinueCause:
     """The decision that left the work over."""
-    return events.ContinueCause(**{"continue": agent.row.todo_since or agent.row.seq})
+    return verdicts.ContinueCause(**{"continue": agent.row.todo_since or agent.row.seq})
 
 
 def dead_letter(record: Record, reason: str, now: int) -> Output:

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from streams import SITE_DECISIONS, codec
 from streams.codec import Output
-from streams.rules import events, limits
+from streams.rules import limits, verdicts
 from streams.rules.agent.rows import RememberedRow
 from streams.rules.agent.step import Via
 from streams.rules.site.decide import SiteStep, decide
@@ -104,7 +104,7 @@ class Sites:
         """Whether an earlier step left something over."""
         return bool(self._unfinished)
 
-    def handle(self, site_id: str, command: SiteCommand, cause: events.Cause, via: Via, at: int) -> int:
+    def handle(self, site_id: str, command: SiteCommand, cause: verdicts.Cause, via: Via, at: int) -> int:
         """Decide one command; the instant of the decision, 0 if it left none."""
         self.working_on = site_id
         site = self._site(site_id)
@@ -120,7 +120,7 @@ class Sites:
     def work_off(self, at: int) -> int:
         """One step of what is left over; the instant of its decision, 0 if it left none."""
         site = self.sites[next(iter(self._unfinished))]
-        cause = events.ContinueCause(**{"continue": site.row.todo_since or site.row.seq})
+        cause = verdicts.ContinueCause(**{"continue": site.row.todo_since or site.row.seq})
         return self.handle(site.site_id, ContinueSite(), cause, "internal", at)
 
     def _note(self, site: Site) -> None:
@@ -129,7 +129,7 @@ class Sites:
         else:
             self._unfinished.pop(site.site_id, None)
 
-    def _write(self, site: Site, step: SiteStep, cause: events.Cause, via: Via) -> None:
+    def _write(self, site: Site, step: SiteStep, cause: verdicts.Cause, via: Via) -> None:
         decision = site_decision_of(site, step, cause, via)
         value = write_site_decision(decision)
         site.row.prev = hashlib.sha256(value).hexdigest()
@@ -141,7 +141,7 @@ class Sites:
         return iter(self.sites.values())
 
 
-def site_decision_of(site: Site, step: SiteStep, cause: events.Cause, via: Via) -> SiteDecision:
+def site_decision_of(site: Site, step: SiteStep, cause: verdicts.Cause, via: Via) -> SiteDecision:
     """What is written of a step that has just been decided."""
     command = step.command
     if step.repeats is not None:

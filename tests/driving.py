@@ -39,7 +39,7 @@ from streams.audit.verify import Head, Verifier
 from streams.audit.verify_sites import SiteVerifier
 from streams.codec import Output, Record, partition_of
 from streams.partition import Partition
-from streams.rules import events, limits, site_events
+from streams.rules import events, limits, site_events, verdicts
 from streams.rules.agent.state import Agent
 from streams.rules.messages import Continue, Message
 from streams.rules.order import SECOND, format_instant
@@ -64,7 +64,7 @@ HELD: Final = events.Decision(
     seq=1,
     at=0,
     via="internal",
-    cause=events.ContinueCause(**{"continue": 0}),
+    cause=verdicts.ContinueCause(**{"continue": 0}),
     command=Continue(),
     policy=limits.POLICY,
     prev=None,

@@ -303,7 +303,7 @@ OF_SITES: Final = (
     Mutant(
         "the site ignores numbers, the agent releases a stale grant again",
         ANSWERS,
-        '        case _:\n            step.ignored = events.Ignored(reason="stale")\n',
+        '        case _:\n            step.ignored = verdicts.Ignored(reason="stale")\n',
         "        case Granted():\n"
         "            from streams.rules.site_messages import Release\n"
         "            about = {'agent_id': step.agent.agent_id, 'trigger_id': answer.trigger_id, 'n': answer.n}\n"
@@ -311,8 +311,8 @@ OF_SITES: Final = (
         "            step.messages.append(\n"
         "                Release(at=step.at, sender=sender, site='default', started=False, **about)\n"
         "            )\n"
-        '            step.ignored = events.Ignored(reason="stale")\n'
-        '        case _:\n            step.ignored = events.Ignored(reason="stale")\n',
+        '            step.ignored = verdicts.Ignored(reason="stale")\n'
+        '        case _:\n            step.ignored = verdicts.Ignored(reason="stale")\n',
         (Edit(SITE_DECIDE, "if claim is None or claim.n != command.n:", "if claim is None:"),),
     ),
     Mutant(

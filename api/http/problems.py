@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from api.http.decisions import LogUnavailable
-from streams.rules.events import Refusal
+from streams.rules.verdicts import Refusal
 
 log = structlog.get_logger()
 

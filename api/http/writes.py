@@ -21,7 +21,7 @@ from api.http.positions import LogPosition
 from api.http.problems import Problem, invalid, of_refusal, of_validation, unavailable
 from api.http.requests import id_from_key, new_id, without
 from api.http.rights import require_access
-from streams.rules import events
+from streams.rules import events, verdicts
 from streams.rules.limits import SCHEMA_VERSION
 from streams.rules.messages import NEVER_INTERACTIVE, Trigger
 from streams.rules.order import SECOND, format_instant
@@ -273,11 +273,11 @@ def _waits(given: Mapping[str, Any]) -> bool:
     return bool(is_interactive) and given.get("on_busy") != "queue"
 
 
-def _refusal(decision: events.Decision, trigger_id: str) -> events.Refusal | None:
+def _refusal(decision: events.Decision, trigger_id: str) -> verdicts.Refusal | None:
     """Why the trigger was refused, at once or on its site's word."""
     for event in decision.events:
         if isinstance(event, events.RefusedLater) and event.trigger_id == trigger_id:
-            return events.Refusal(**{name: getattr(event, name) for name in _REFUSED_LATER_FIELDS})
+            return verdicts.Refusal(**{name: getattr(event, name) for name in _REFUSED_LATER_FIELDS})
     return decision.refusal
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from streams import DECISIONS, SITE_DECISIONS
-from streams.rules import events, site_events
+from streams.rules import events, site_events, verdicts
 from streams.rules.messages import Trigger
 from streams.rules.site_messages import Claim, Degraded, Denied, Granted, Release, Resolved, Unwatch, Watch
 
@@ -100,7 +100,7 @@ class Agreement:
         """What an agent's decision has sent and received."""
         agent_id, command, cause = decision.agent_id, decision.command, decision.cause
         if isinstance(command, Granted | Degraded) and decision.ignored is None:
-            assert isinstance(cause, events.SenderCause)
+            assert isinstance(cause, verdicts.SenderCause)
             where = Received(DECISIONS.name, self.partition, offset, agent_id, decision.seq)
             self._receive(Said(command.type, cause.decider, agent_id, command.n), where)
         elif isinstance(command, Watch | Unwatch | Resolved) and decision.ignored is None:
@@ -117,7 +117,7 @@ class Agreement:
 
     def _take_word(self, decision: events.Decision, command: Watch | Unwatch | Resolved, where: Received) -> None:
         cause, agent_id = decision.cause, decision.agent_id
-        assert isinstance(cause, events.SenderCause)
+        assert isinstance(cause, verdicts.SenderCause)
         about = cause.decider, cause.seq, cause.index, agent_id, command.trigger_id, command.conversation_id
         if not isinstance(command, Resolved):
             self._receive(Word(command.type, *about), where)

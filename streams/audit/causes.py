@@ -11,10 +11,10 @@ from typing import Final, Literal, NamedTuple
 from streams.rules import limits
 from streams.rules.agent.rows import TriggerRow
 from streams.rules.agent.state import Agent
-from streams.rules.events import WaitReason
 from streams.rules.folders import overlap
 from streams.rules.site.rows import ClaimId, ClaimRow
 from streams.rules.site.state import Site, key_of, place_of
+from streams.rules.verdicts import WaitReason
 
 Reason = WaitReason | Literal["site_asked"]
 """What B3 names, and ``site_asked``: the claim is sent and not answered yet."""

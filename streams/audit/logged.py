@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 from pydantic import ValidationError
 
 from streams import SITE_DECISIONS
-from streams.rules import events, site_events
+from streams.rules import events, site_events, verdicts
 from streams.rules.site_messages import (
     Claim,
     Degraded,
@@ -57,7 +57,7 @@ class Logged(NamedTuple):
     def cause(self) -> tuple[Decider, int] | None:
         """The decision that sent the message which this one is about; None: it came from outside, or from a timer."""
         cause = self.decision.cause
-        if not isinstance(cause, events.SenderCause):
+        if not isinstance(cause, verdicts.SenderCause):
             return None
         kind: Literal["agent", "site"] = "site" if isinstance(self.decision.command, _FROM_SITES) else "agent"
         assert kind == "site" or isinstance(self.decision.command, _FROM_AGENTS)

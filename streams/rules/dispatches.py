@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool
 
-from streams.rules.events import Written
 from streams.rules.messages import Count, Id, Instant, SchemaVersion
+from streams.rules.verdicts import Written
 
 
 class Dispatch(Written):

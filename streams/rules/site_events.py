@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, StrictInt
 
-from streams.rules.events import Cause, Ignored, Refusal, WaitReason, Written
 from streams.rules.messages import LOGGED, Count, Id, Instant, SchemaVersion, Sha256
 from streams.rules.site_messages import (
     Claim,
@@ -21,6 +20,7 @@ from streams.rules.site_messages import (
     Release,
     ResumeSite,
 )
+from streams.rules.verdicts import Cause, Ignored, Refusal, WaitReason, Written
 
 
 class SiteConfigured(Written):

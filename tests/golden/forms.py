@@ -9,7 +9,7 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from streams.codec import PartitionRow
-from streams.rules import commands, dispatches, events, messages, site_events, site_messages
+from streams.rules import commands, dispatches, events, messages, site_events, site_messages, verdicts
 from streams.rules.agent import rows
 from streams.rules.site import rows as site_rows
 from tests.driving import Json
@@ -28,8 +28,8 @@ MODELS: Final[dict[str, type[BaseModel]]] = {
     for place, models in (
         ("command", members(commands.AgentCommand)),
         ("event", members(events.Event)),
-        ("decision", (events.Decision, events.Refusal, events.Ignored)),
-        ("cause", get_args(events.Cause)),
+        ("decision", (events.Decision, verdicts.Refusal, verdicts.Ignored)),
+        ("cause", get_args(verdicts.Cause)),
         ("site-command", members(site_events.SiteCommand)),
         ("site-event", members(site_events.SiteEvent)),
         ("site-decision", (site_events.SiteDecision,)),

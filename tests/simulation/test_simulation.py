@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from streams.rules import events, site_events
+from streams.rules import events, site_events, verdicts
 from streams.rules.agent.state import Agent
 from streams.rules.limits import Defaults
 from streams.rules.order import SECOND
@@ -172,7 +172,7 @@ def test_every_fault_and_every_kind_of_event_and_refusal_happened_in_some_run() 
         *vars(Faults()),
         *("interleaved", "zombie_refused", "continued"),
         *(kinds(events.Event) | kinds(site_events.SiteEvent)) - NEVER_HERE,
-        *(f"refused {code}" for code in events.REFUSAL_CODES if code not in TOO_RARE),
+        *(f"refused {code}" for code in verdicts.REFUSAL_CODES if code not in TOO_RARE),
     }
     missing = sorted(name for name in expected if not TOTAL[name])
     assert not missing, missing

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streams import CONTROLS, STATUSES, TRIGGERS
 from streams.codec import Record, _murmur2, partition_of
-from streams.rules.events import RecordCause
+from streams.rules.verdicts import RecordCause
 from tests.driving import Driven, Json
 
 PARTITIONS = 8

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic_core import PydanticSerializationError
 
 from streams import codec
-from streams.rules import events
+from streams.rules import events, verdicts
 from streams.rules.agent.rows import AgentRow, ConversationRow, RememberedRow, TriggerRow
 from streams.rules.messages import Pause
 from tests.driving import T0, Driven
@@ -151,7 +151,7 @@ def decision_with(**fields: Any) -> events.Decision:
         "seq": 1,
         "at": T0,
         "via": "kafka",
-        "cause": events.RecordCause(topic="berth.controls", partition=0, offset=0),
+        "cause": verdicts.RecordCause(topic="berth.controls", partition=0, offset=0),
         "command": Pause(id="k", agent_id="A", requested_by="u"),
         "policy": "1",
         "prev": None,

@@ -10,7 +10,7 @@ import pytest
 
 from api.http import problems
 from api.http.problems import REFUSAL_STATUS
-from streams.rules.events import REFUSAL_CODES, Ignored
+from streams.rules.verdicts import REFUSAL_CODES, Ignored
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "errors.md").read_text()

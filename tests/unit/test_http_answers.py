@@ -15,9 +15,10 @@ from api.http.problems import REFUSAL_ADVICE, REFUSAL_STATUS, Problem, of_refusa
 from api.http.views import cursor, read_cursor
 from streams import DECISIONS, SITE_DECISIONS, codec
 from streams.rules import events
-from streams.rules.events import REFUSAL_CODES, Decision, RecordCause, Refusal, read_decision, write_decision
+from streams.rules.events import Decision, read_decision, write_decision
 from streams.rules.messages import Invalid, Stop, Trigger
 from streams.rules.site_events import write_site_decision
+from streams.rules.verdicts import REFUSAL_CODES, RecordCause, Refusal
 from tests.driving import Driven, at_seconds
 
 SHA = "a" * 64

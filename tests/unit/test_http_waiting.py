@@ -7,8 +7,8 @@ from typing import Any, get_args
 import pytest
 
 from api.http.waiting import Cause, Facts, GateId, Holder, Place, causes, place_of
-from streams.rules.events import WaitReason
 from streams.rules.limits import CLAIM_RESERVED_SECONDS, HOLDERS_MAX
+from streams.rules.verdicts import WaitReason
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 CODES = {*get_args(WaitReason), "agent_archived", "site_asked"}

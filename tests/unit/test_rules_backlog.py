@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from streams import CONTROLS, TRIGGERS
-from streams.rules import events, limits
+from streams.rules import events, limits, verdicts
 from tests.driving import Driven, Json, at_seconds
 
 
@@ -213,10 +213,10 @@ def test_agent_not_found_comes_after_the_id_and_before_everything_else() -> None
 
 def test_every_code_that_a_decider_gives_is_listed() -> None:
     """B3: refusal codes are a closed list."""
-    assert len(set(events.REFUSAL_CODES)) == len(events.REFUSAL_CODES)
+    assert len(set(verdicts.REFUSAL_CODES)) == len(verdicts.REFUSAL_CODES)
     given = {"invalid_record", "agent_on_busy_invalid", "request_expired", "trigger_id_conflict", "agent_not_found"}
     given |= {"agent_archived", "agent_backlog_full", "trigger_unknown", "agent_parallelism_limit_unsupported"}
-    assert given <= set(events.REFUSAL_CODES)
+    assert given <= set(verdicts.REFUSAL_CODES)
 
 
 @pytest.mark.parametrize("count", [1, 20, 21, 30])

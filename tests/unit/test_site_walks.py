@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streams import CONTROLS, SIGNALS, codec
-from streams.rules import events, limits
+from streams.rules import limits, verdicts
 from streams.rules.site.state import Site
 from streams.rules.site_events import SiteCommand
 from streams.rules.site_messages import Claim, ClaimKey, ConfigureSite, DeleteFolder, Gate, Release, Sender
@@ -17,7 +17,7 @@ from tests.driving import T0, Driven
 CLAIMS = 10_000
 CAPACITY = 130
 """So many are granted: more than one step recalls."""
-CAUSE = events.RecordCause(topic="berth.claims", partition=0, offset=0)
+CAUSE = verdicts.RecordCause(topic="berth.claims", partition=0, offset=0)
 CONTROL: dict[str, Any] = {"site": "default", "requested_by": "operator"}
 CLOSED = Gate(id="k1", scope="organization", name="o1", enabled=False, **CONTROL)
 OPENED = Gate(id="k2", scope="organization", name="o1", enabled=True, **CONTROL)

@@ -10,7 +10,7 @@ from streams import DECISIONS, SITE_DECISIONS
 from streams.audit.agreement import Agreement
 from streams.audit.verify import Head, Violation
 from streams.audit.verify_sites import SiteVerifier
-from streams.rules import events, site_events
+from streams.rules import events, site_events, verdicts
 from tests.driving import Driven, Json
 
 Damage = Callable[[list[Json]], object]
@@ -307,7 +307,7 @@ def test_a_word_between_agents_that_was_never_sent_is_found_where_it_was_receive
         assert found is not None
         heard = decisions[found[2]]
         assert heard.command.type == {"accepted": "watch", "told": "resolved", "stopped": "unwatch"}[what]
-        assert isinstance(heard.cause, events.SenderCause)
+        assert isinstance(heard.cause, verdicts.SenderCause)
         assert (heard.cause.decider, heard.cause.seq) == (sender.agent_id, sender.seq)
 
 

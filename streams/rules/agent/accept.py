@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from streams.rules import events, limits
+from streams.rules import events, limits, verdicts
 from streams.rules.agent.rows import DEFAULT_SITE
 from streams.rules.agent.state import Agent
 from streams.rules.agent.step import ON_BUSY, Step, Via, is_answered, refuse
@@ -108,8 +108,8 @@ def _inherited_class(agent: Agent, command: Trigger) -> Literal["standard", "bac
 
 
 def _why_not_now(
-    step: Step, command: Trigger, uses_site: bool, reason: events.WaitReason | None
-) -> events.Refusal | None:
+    step: Step, command: Trigger, uses_site: bool, reason: verdicts.WaitReason | None
+) -> verdicts.Refusal | None:
     """Why an ask or force can't start now, or not ask its site; None: it can."""
     agent = step.agent
     force = command.effective_on_busy == "force"
@@ -148,7 +148,7 @@ def _backlog_depth(agent: Agent) -> int:
 
 def _why_wait(
     step: Step, command: Trigger, key: OrderKey, is_early: bool, answers: bool, defaults: limits.Defaults
-) -> events.WaitReason | None:
+) -> verdicts.WaitReason | None:
     """Why the trigger can't start, or ask its site, in the very step that accepts it; None: it can."""
     agent = step.agent
     line = agent.lines.get(command.conversation_id)

@@ -4,13 +4,13 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from streams.rules import events
+from streams.rules import events, verdicts
 from streams.rules.agent.rows import Watcher
 from streams.rules.agent.step import Step, end_claim, refuse_later
 from streams.rules.commands import SiteAnswer
 from streams.rules.site_messages import Degraded, Denied, Granted, Recall, Resolved, Unwatch, Waiting, Watch
 
-WAIT_REASON: Final[TypeAdapter[events.WaitReason]] = TypeAdapter(events.WaitReason)
+WAIT_REASON: Final[TypeAdapter[verdicts.WaitReason]] = TypeAdapter(verdicts.WaitReason)
 
 
 def site_answer(step: Step, answer: SiteAnswer) -> None:
@@ -32,7 +32,7 @@ def site_answer(step: Step, answer: SiteAnswer) -> None:
         case Degraded() if row is not None and row.claim_n == answer.n:
             step.emit(events.TriggerDegraded(trigger_id=answer.trigger_id))
         case _:
-            step.ignored = events.Ignored(reason="stale")
+            step.ignored = verdicts.Ignored(reason="stale")
 
 
 def watched(step: Step, command: Watch) -> None:
@@ -49,7 +49,7 @@ def unwatched(step: Step, command: Unwatch) -> None:
     """Nothing to forget: it was told that the conversation finished, while the word of its own end was under way."""
     watcher = Watcher(command.watcher_agent_id, command.trigger_id)
     if watcher not in step.agent.watches.get(command.conversation_id, {}):
-        step.ignored = events.Ignored(reason="stale")
+        step.ignored = verdicts.Ignored(reason="stale")
         return
     step.emit(
         events.Unwatched(
@@ -64,9 +64,9 @@ def resolved(step: Step, command: Resolved) -> None:
     row = step.agent.triggers.get(command.trigger_id)
     dependency = (command.dependency_agent_id, command.conversation_id)
     if row is None or dependency not in row.depends_on:
-        step.ignored = events.Ignored(reason="stale")
+        step.ignored = verdicts.Ignored(reason="stale")
     elif row.place is not None or row.outcomes[row.depends_on.index(dependency)] == command.outcome:
-        step.ignored = events.Ignored(reason="unchanged")
+        step.ignored = verdicts.Ignored(reason="unchanged")
     else:
         step.emit(
             events.DependencyResolved(

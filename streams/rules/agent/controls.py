@@ -3,7 +3,7 @@
 from itertools import islice
 from typing import Final
 
-from streams.rules import events, limits
+from streams.rules import events, limits, verdicts
 from streams.rules.agent.accept import conversations_starting_before
 from streams.rules.agent.rows import AgentRow, TriggerRow, is_serial
 from streams.rules.agent.step import ON_BUSY, Step, end_claim, is_answered, refuse, request_stop
@@ -38,7 +38,7 @@ def _stop_trigger(step: Step, trigger_id: str, requested_by: str | None) -> None
     agent = step.agent
     row = agent.triggers.get(trigger_id)
     if row is not None and row.grace_until is not None:
-        step.ignored = events.Ignored(reason="already_stopping", state="running")
+        step.ignored = verdicts.Ignored(reason="already_stopping", state="running")
     elif row is not None and row.state == "running":
         request_stop(step, row, requested_by, "stopped by request")
     elif row is not None:
@@ -53,7 +53,7 @@ def _not_live(step: Step, trigger_id: str) -> None:
     if remembered is None or remembered.final_state is None:
         step.refusal = refuse(step.agent, "trigger_unknown")
     else:
-        step.ignored = events.Ignored(reason="already_final", first_seq=remembered.seq, state=remembered.final_state)
+        step.ignored = verdicts.Ignored(reason="already_final", first_seq=remembered.seq, state=remembered.final_state)
 
 
 def _stop_conversation(step: Step, conversation_id: str, requested_by: str | None) -> None:
@@ -62,7 +62,7 @@ def _stop_conversation(step: Step, conversation_id: str, requested_by: str | Non
     if conversation_id not in agent.lines:
         known = conversation_id in agent.conversations
         if known:
-            step.ignored = events.Ignored(reason="already_final")
+            step.ignored = verdicts.Ignored(reason="already_final")
         else:
             step.refusal = refuse(agent, "trigger_unknown")
         return
@@ -71,7 +71,7 @@ def _stop_conversation(step: Step, conversation_id: str, requested_by: str | Non
         if head.grace_until is None and step.may_change():
             request_stop(step, head, requested_by, "conversation stopped by request")
         elif len(agent.lines[conversation_id]) == 1:
-            step.ignored = events.Ignored(reason="already_stopping", state="running")
+            step.ignored = verdicts.Ignored(reason="already_stopping", state="running")
             return
     stop_waiting(step, conversation_id)
     if step.more:
@@ -138,7 +138,7 @@ def control(
 
 def _flip(step: Step, event: events.AgentPaused | events.AgentResumed, already: bool) -> None:
     if already:
-        step.ignored = events.Ignored(reason="unchanged")
+        step.ignored = verdicts.Ignored(reason="unchanged")
     else:
         step.emit(event)
 
@@ -150,12 +150,12 @@ def _control_trigger(step: Step, command: Approve | Reschedule | ResumeTrigger) 
         _not_live(step, command.trigger_id)
     elif isinstance(command, Approve):
         if row.state != "waiting" or not row.lacks_approval:
-            step.ignored = events.Ignored(reason="unchanged", state=row.state)
+            step.ignored = verdicts.Ignored(reason="unchanged", state=row.state)
         else:
             step.emit(events.Approved(trigger_id=row.trigger_id))
     elif isinstance(command, Reschedule):
         if row.state != "waiting":
-            step.ignored = events.Ignored(reason="not_waiting", state=row.state)
+            step.ignored = verdicts.Ignored(reason="not_waiting", state=row.state)
         else:
             end_claim(step, row, "rescheduled")
             bound = step.at - limits.ORDER_WINDOW_SECONDS * SECOND
@@ -163,7 +163,7 @@ def _control_trigger(step: Step, command: Approve | Reschedule | ResumeTrigger) 
     elif command.on_busy not in ON_BUSY:
         step.refusal = refuse(agent, "agent_on_busy_invalid", reason=f"on_busy {command.on_busy!r}")
     elif row.state != "paused":
-        step.ignored = events.Ignored(reason="not_paused", state=row.state)
+        step.ignored = verdicts.Ignored(reason="not_paused", state=row.state)
     else:
         _resume(step, row, command.on_busy)
 
@@ -236,7 +236,7 @@ def _configure(step: Step, command: Configure, defaults: limits.Defaults) -> Non
     if row.parked is not None:
         step.emit(events.Unparked())
     if not (changed or created or was_held_back):
-        step.ignored = events.Ignored(reason="unchanged")
+        step.ignored = verdicts.Ignored(reason="unchanged")
 
 
 def _changes(command: Configure, row: AgentRow, defaults: limits.Defaults) -> dict[str, object] | None:

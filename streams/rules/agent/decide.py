@@ -11,7 +11,7 @@ A refusal is a value with a code. An exception here is a bug: the partition stop
 from collections.abc import Iterable
 from typing import Any, Literal, assert_never
 
-from streams.rules import dispatches, events, limits
+from streams.rules import dispatches, events, limits, verdicts
 from streams.rules.agent.accept import accept
 from streams.rules.agent.answers import resolved, site_answer, unwatched, watched
 from streams.rules.agent.controls import control, stop, stop_all, stop_waiting
@@ -145,15 +145,15 @@ def _current_attempt(step: Step, command: Status) -> TriggerRow | None:
     assert command.at is not None
     if head is None:
         known = command.conversation_id in agent.conversations
-        step.ignored = events.Ignored(reason="after_final" if known else "unknown")
+        step.ignored = verdicts.Ignored(reason="after_final" if known else "unknown")
     elif head.state != "running" or head.dispatched_at is None or head.dispatched_at >= command.at:
-        step.ignored = events.Ignored(reason="stale", state=head.state)
+        step.ignored = verdicts.Ignored(reason="stale", state=head.state)
     else:
         return head
     return None
 
 
-def _no_attempt(agent: Agent, command: Status, execution_id: str) -> events.Ignored:
+def _no_attempt(agent: Agent, command: Status, execution_id: str) -> verdicts.Ignored:
     prefix, _, rest = execution_id.partition("-")
     number, _, index = rest.partition("-")
     if (
@@ -161,13 +161,13 @@ def _no_attempt(agent: Agent, command: Status, execution_id: str) -> events.Igno
         or not (number.isascii() and number.isdecimal() and index.isascii() and index.isdecimal())
         or int(number[:20]) > agent.row.seq
     ):
-        return events.Ignored(reason="unknown")
+        return verdicts.Ignored(reason="unknown")
     head = agent.head(command.conversation_id)
     if head is None:
-        return events.Ignored(reason="after_final")
+        return verdicts.Ignored(reason="after_final")
     if head.state == "paused" and head.execution_id == execution_id and command.status == "paused":
-        return events.Ignored(reason="duplicate", state="paused")
-    return events.Ignored(reason="stale", state=head.state)
+        return verdicts.Ignored(reason="duplicate", state="paused")
+    return verdicts.Ignored(reason="stale", state=head.state)
 
 
 def _attempt_failed(step: Step, row: TriggerRow, command: Status) -> None:
@@ -239,7 +239,7 @@ def _lease_expired(step: Step, row: TriggerRow, timer: Timer) -> None:
     absent = timer.last_seen_at is None and row.heartbeat_seconds is not None and row.absences < limits.ABSENCES_MAX
     failures = row.failures + (0 if absent else 1)
     absences = row.absences + (1 if absent else 0)
-    final: events.FinalState | None = None
+    final: verdicts.FinalState | None = None
     retry_at = None
     if row.grace_until is not None:
         final = "stopped"

@@ -6,7 +6,7 @@ applies the events that it reads. It asserts what it relies on: an event that do
 
 from typing import Final, Literal, NamedTuple, assert_never
 
-from streams.rules import events, limits
+from streams.rules import events, limits, verdicts
 from streams.rules.agent.rows import AgentRow, RememberedKind, RememberedRow, RowRef, TriggerRow, Watcher
 from streams.rules.agent.state import DIGEST_DIGITS, Agent
 from streams.rules.messages import Control, Stop, Trigger, content_sha256
@@ -267,7 +267,7 @@ def _paused(agent: Agent, row: TriggerRow, origin: Origin) -> None:
 
 
 def _attempt_ended(
-    agent: Agent, event: events.AttemptFailed | events.LeaseExpired, final: events.FinalState | None, origin: Origin
+    agent: Agent, event: events.AttemptFailed | events.LeaseExpired, final: verdicts.FinalState | None, origin: Origin
 ) -> None:
     row = agent.triggers[event.trigger_id]
     assert row.state == "running" and row.execution_id == event.execution_id
@@ -299,7 +299,7 @@ def seen(agent: Agent, row: TriggerRow, at: int) -> None:
 
 
 def settle(
-    agent: Agent, command: object, seq: int, at: int, refusal: events.Refusal | None, ignored: events.Ignored | None
+    agent: Agent, command: object, seq: int, at: int, refusal: verdicts.Refusal | None, ignored: verdicts.Ignored | None
 ) -> None:
     """The end of every decision: its number, and the command's id if a repeat is to find it (F8)."""
     agent.row.seq = seq

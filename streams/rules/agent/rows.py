@@ -7,8 +7,8 @@ default. Instants are microseconds. Texts are a row of their own, written once (
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from streams.rules.events import FinalState, LiveState
 from streams.rules.order import OrderKey, order_key
+from streams.rules.verdicts import FinalState, LiveState
 
 Outcome = Literal["finished", "failed", "stopped"]
 """How a conversation's newest ended trigger ended; expired counts as stopped."""

@@ -24,7 +24,7 @@ from typing import Final, Literal
 
 from sortedcontainers import SortedList, SortedSet
 
-from streams.rules import events, limits
+from streams.rules import limits, verdicts
 from streams.rules.agent.lines import Line
 from streams.rules.agent.rows import (
     AgentRow,
@@ -43,7 +43,7 @@ from streams.rules.agent.timers import Deadline, deadlines_of
 from streams.rules.order import SECOND, OrderKey
 
 DIGEST_DIGITS: Final = 32
-OUTCOME_OF: Final[dict[events.FinalState, Outcome]] = {
+OUTCOME_OF: Final[dict[verdicts.FinalState, Outcome]] = {
     "finished": "finished",
     "failed": "failed",
     "stopped": "stopped",
@@ -462,7 +462,7 @@ class Agent:
             if deadline.at > at or deadline.kind not in ("available", "retry"):
                 self.deadlines.append(deadline)
 
-    def end(self, row: TriggerRow, state: events.FinalState | Literal["refused"], at: int) -> None:
+    def end(self, row: TriggerRow, state: verdicts.FinalState | Literal["refused"], at: int) -> None:
         """The trigger is gone: out of every index, its id remembered, its conversation's outcome noted.
 
         A refused one (an ask whose site said no) leaves its conversation as it was.

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Final, Literal
 
-from streams.rules import dispatches, events, limits
+from streams.rules import dispatches, events, limits, verdicts
 from streams.rules.agent.evolve import Origin, evolve
 from streams.rules.agent.rows import RememberedKind, TriggerRow
 from streams.rules.agent.state import DIGEST_DIGITS, Agent
@@ -45,8 +45,8 @@ class Step:
     """To sites and other agents."""
     settles: list[str] = field(default_factory=list)
     """Asks and forces of earlier commands that this step answers."""
-    refusal: events.Refusal | None = None
-    ignored: events.Ignored | None = None
+    refusal: verdicts.Refusal | None = None
+    ignored: verdicts.Ignored | None = None
     sign_of_life: bool = False
     repeats: int | None = None
     """The decision that answered the command's id before."""
@@ -107,7 +107,7 @@ class Step:
 
 def refuse(
     agent: Agent, code: str, reason: str | None = None, key: tuple[int, int, str] | None = None, force: bool = False
-) -> events.Refusal:
+) -> verdicts.Refusal:
     """A refusal with what this decider knows. ``key``: (available_at, created_at, id) of a trigger that asked.
 
     An agent that doesn't exist has no limit yet; the deployment's default may be another when it is created.
@@ -115,7 +115,7 @@ def refuse(
     limit: int | Literal["unlimited"] | None = None
     if agent.row.created:
         limit = "unlimited" if agent.limit is None else agent.limit
-    return events.Refusal(
+    return verdicts.Refusal(
         code=code,
         reason=reason,
         running=agent.running,
@@ -164,14 +164,14 @@ def is_answered(step: Step, kind: RememberedKind, id: str, sha256: str, decide_b
     live = agent.triggers.get(id) if kind == "trigger" else None
     remembered = agent.remembered.get((kind, id))
     known_digest: str | None = None
-    state: events.KnownState | None = None
+    state: verdicts.KnownState | None = None
     if live is not None:
         known_digest, step.repeats, state = live.digest, live.accepted_seq, live.state
     elif remembered is not None:
         known_digest, step.repeats = remembered.digest, remembered.seq
         state = None if remembered.state == "done" else remembered.state
     if known_digest == digest:
-        step.ignored = events.Ignored(reason="duplicate", first_seq=step.repeats, state=state)
+        step.ignored = verdicts.Ignored(reason="duplicate", first_seq=step.repeats, state=state)
     elif decide_before is not None and step.at >= decide_before:
         step.refusal = refuse(agent, "request_expired")
     elif known_digest is not None:

@@ -11,7 +11,6 @@ from typing import assert_never
 from streams.rules import limits, site_events
 from streams.rules.agent.rows import DEFAULT_SITE
 from streams.rules.agent.state import DIGEST_DIGITS
-from streams.rules.events import Ignored, Refusal
 from streams.rules.folders import path_of, segments
 from streams.rules.messages import content_sha256
 from streams.rules.site.evolve import SiteOrigin, evolve, settle
@@ -35,6 +34,7 @@ from streams.rules.site_messages import (
     Sender,
     Waiting,
 )
+from streams.rules.verdicts import Ignored, Refusal
 
 SignalOutput = Granted | Waiting | Denied | Recall | Degraded
 

@@ -7,12 +7,12 @@ from streams.rules import limits, site_events
 from streams.rules.agent.evolve import NEVER_REMEMBERED
 from streams.rules.agent.rows import RememberedRow
 from streams.rules.agent.state import DIGEST_DIGITS
-from streams.rules.events import Ignored, Refusal
 from streams.rules.messages import content_sha256
 from streams.rules.order import SECOND
 from streams.rules.site.rows import ClaimId, ClaimRow, DeletionRow, GateRow
 from streams.rules.site.state import Site, SiteRowRef, key_of, place_of
 from streams.rules.site_messages import Claim, SiteControl
+from streams.rules.verdicts import Ignored, Refusal
 
 
 class SiteOrigin(NamedTuple):

@@ -13,10 +13,10 @@ from sortedcontainers import SortedList
 
 from streams.rules import limits
 from streams.rules.agent.rows import RememberedRow
-from streams.rules.events import WaitReason
 from streams.rules.folders import overlap, segments
 from streams.rules.site.forest import ClaimKey, Forest, Place
 from streams.rules.site.rows import ClaimId, ClaimRow, DeletionRow, GateRow, GateScope, SiteRow
+from streams.rules.verdicts import WaitReason
 
 GateId = tuple[GateScope, str]
 SiteRowKind = Literal["site", "gate", "deletion", "claim", "remembered"]
