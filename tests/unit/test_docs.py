@@ -107,6 +107,23 @@ def test_every_link_inside_the_repository_leads_somewhere(document: Path) -> Non
     assert [target for target in inside if not (document.parent / target).exists()] == []
 
 
+def slugs(document: Path) -> set[str]:
+    """What a link into the document may name: its headings, as readers of Markdown make anchors of them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", document.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_into_a_document_leads_to_a_heading(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", document.read_text())
+    wrong = [
+        f"{target}#{anchor}"
+        for target, anchor in links
+        if anchor not in slugs(document.parent / target if target else document)
+    ]
+    assert wrong == []
+
+
 def test_the_readme_leads_to_every_document() -> None:
     linked = set(re.findall(r"\]\((docs/[a-z-]+\.md)", (ROOT / "README.md").read_text()))
     assert linked == {f"docs/{document.name}" for document in (ROOT / "docs").glob("*.md")}
