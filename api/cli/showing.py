@@ -50,17 +50,16 @@ def queue(agent: AgentArgument, rows: RowsOption = ROWS_DEFAULT, as_json: JsonOp
         return
     say_table(
         f"{answer['waiting']} waiting at {agent}",
-        ("", "trigger", "conversation", "kind", "asked by", "since", "may start", "attempt", "waits for"),
+        ("", "trigger", "conversation", "asked by", "since", "may start", "attempt", "waits for"),
         (
             (
                 one["position"],
                 one["trigger_id"],
                 one["conversation_id"],
-                one["kind"],
                 one["requested_by"],
                 age(one["accepted_at"]),
                 until(one["available_at"]),
-                f"{one['attempt'] + 1} of {one['max_attempts']}",
+                f"{one['attempt'] + 1} comes" if one["attempt"] else None,
                 _reasons(one["reasons"], one["waits_behind"]),
             )
             for one in answer["queue"]

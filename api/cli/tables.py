@@ -44,7 +44,7 @@ def say_fields(title: str, fields: Iterable[tuple[str, Any]]) -> None:
 
 
 def say_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], nothing: str = "") -> None:
-    """A table below its heading; without rows ``nothing``, or nothing at all."""
+    """A table below its heading, without columns in which nothing is; without rows ``nothing``, or nothing at all."""
     found = [[Text("" if value is None else plain(str(value))) for value in row] for row in rows]
     console = _console()
     if not found and not nothing:
@@ -54,11 +54,12 @@ def say_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]],
     if not found:
         console.print(Text(plain(nothing)), soft_wrap=True)
         return
-    shown = Table(
-        *(Column(name, overflow="fold") for name in columns), box=None, header_style="dim", padding=(0, 2, 0, 0)
-    )
+    filled = [index for index in range(len(columns)) if any(row[index] for row in found)]
+    shown = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for index in filled:
+        shown.add_column(columns[index], overflow="fold")
     for row in found:
-        shown.add_row(*row)
+        shown.add_row(*(row[index] for index in filled))
     console.print(shown)
 
 

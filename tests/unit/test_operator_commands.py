@@ -369,6 +369,6 @@ def test_texts_lose_what_a_terminal_would_obey_and_keep_everything_else() -> Non
 
 def test_a_table_in_a_pipe_keeps_every_id_whole(capsys: pytest.CaptureFixture[str]) -> None:
     long = "x" * 200
-    tables.say_table("", ("one", "two"), [(long, "[red]" + long), (None, 3)])
+    tables.say_table("", ("one", "none", "two"), [(long, None, "[red]" + long), (None, "", 3)])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines == [["one", "two"], [long, "[red]" + long], ["3"]]
