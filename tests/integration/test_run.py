@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
@@ -72,9 +73,16 @@ class Run:
 
 
 @pytest.fixture
-def started(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[Run]:
+def directory() -> Iterator[Path]:
+    # Not below pytest's, which every start of pytest closes to the user that PostgreSQL runs as for root.
+    with TemporaryDirectory(prefix="berth-run-", ignore_cleanup_errors=True) as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def started(kafka: EmbeddedKafka, directory: Path) -> Iterator[Run]:
     """Runs after the jars are there: that of the session's broker."""
-    run = Run(tmp_path)
+    run = Run(directory)
     yield run
     if run.process.poll() is None:
         run.end(signal.SIGTERM)
@@ -84,19 +92,19 @@ def started(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[Run]:
 
 
 def test_a_worker_that_is_killed_is_started_again_and_ctrl_c_ends_everything_and_keeps_the_data(
-    started: Run, tmp_path: Path
+    started: Run, directory: Path
 ) -> None:
     started.wait_for(r"first dispatch [0-9.]+ s after the start")
     os.kill(started.named("worker").pid, signal.SIGKILL)
-    _is_let_in_by_the_address_of_the_page(started, tmp_path / ".berth")
+    _is_let_in_by_the_address_of_the_page(started, directory / ".berth")
     started.wait_for(r"worker was killed by SIGKILL .* starting again")
     started.wait_for(r"worker was started again")
     assert started.end(signal.SIGINT) == 130
     assert started.left_behind(0) == []
     assert "the data is kept" in started.said
-    assert {path.name for path in (tmp_path / ".berth" / "logs").iterdir()} >= {"worker.log", "runner.log", "demo.log"}
+    assert {path.name for path in (directory / ".berth" / "logs").iterdir()} >= {"worker.log", "runner.log", "demo.log"}
 
-    again = Run(tmp_path)
+    again = Run(directory)
     try:
         again.wait_for("topics +0 made")
         again.wait_for("first dispatch")
