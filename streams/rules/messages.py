@@ -25,7 +25,10 @@ from pydantic import (
     StrictBool,
     StrictInt,
     StringConstraints,
+    ValidationError,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -170,9 +173,25 @@ SchemaVersion = Annotated[StrictInt, Field(ge=1, le=limits.SCHEMA_VERSION)]
 TimeoutSeconds = Annotated[StrictInt, Field(ge=1, le=limits.TIMEOUT_SECONDS_MAX)]
 HeartbeatSeconds = Annotated[StrictInt, Field(ge=1, le=limits.HEARTBEAT_SECONDS_MAX)]
 Count = Annotated[StrictInt, Field(ge=0, le=2**53)]
-ParallelismLimit = (
-    Annotated[StrictInt, Field(ge=limits.PARALLELISM_LIMIT_MIN, le=limits.PARALLELISM_LIMIT_MAX)] | Literal["unlimited"]
-)
+
+
+def _one_fault(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+    """One fault, at the field, of what is no limit: a union tells one for each of its forms, at a place below it."""
+    try:
+        return validate(value)
+    except ValidationError:
+        raise PydanticCustomError(
+            "parallelism_limit",
+            'must be {least} to {most}, or "unlimited"',
+            {"least": limits.PARALLELISM_LIMIT_MIN, "most": limits.PARALLELISM_LIMIT_MAX},
+        ) from None
+
+
+ParallelismLimit = Annotated[
+    Annotated[StrictInt, Field(ge=limits.PARALLELISM_LIMIT_MIN, le=limits.PARALLELISM_LIMIT_MAX)]
+    | Literal["unlimited"],
+    WrapValidator(_one_fault),
+]
 
 
 def _only_in_the_log(value: object, info: ValidationInfo) -> object:

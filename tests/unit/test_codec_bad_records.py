@@ -424,3 +424,13 @@ def test_the_payload_reaches_the_runner_with_its_order_of_keys() -> None:
     sent = next(output.value for output in driven.outputs if output.topic == "berth.dispatches")
     assert sent is not None
     assert f'"payload":{text}}}'.encode() in sent
+
+
+@pytest.mark.parametrize("limit", [0, 11, True, 2.0, "3", "Unlimited", [1], {}], ids=json.dumps)
+def test_a_limit_that_cannot_be_is_named_once_by_its_field(limit: object) -> None:
+    """A1; a limit has two forms, and whoever sends neither hears of the field, not of the forms."""
+    driven = Driven()
+    driven.send(CONTROLS.name, CONFIGURE | {"parallelism_limit": limit}, key=b"A")
+    [decision] = driven.decisions
+    assert decision.refusal is not None and decision.refusal.code == "invalid_record"
+    assert decision.refusal.reason == 'invalid_field: parallelism_limit: must be 1 to 10, or "unlimited"'
