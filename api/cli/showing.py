@@ -297,6 +297,13 @@ def _folder(environment_id: str | None, path: str | None) -> str | None:
     return None if environment_id is None else f"{environment_id}:{path or '/'}"
 
 
+def _claimed_folder(one: Json) -> str | None:
+    """A claim has the path for which it was compared with others; without it, its folder or environment was deleted."""
+    if one["environment_id"] is not None and one["path"] is None:
+        return "no folder any more"
+    return _folder(one["environment_id"], one["path"])
+
+
 def _say_causes(causes: Sequence[Json]) -> None:
     if not causes:
         say("waits for nothing: it is about to start")
@@ -379,7 +386,7 @@ def _say_site(answer: Json) -> None:
                 one["conversation_id"],
                 one["execution_id"] or "about to start",
                 "yes" if one["worker"] else "",
-                _folder(one["environment_id"], one["path"]),
+                _claimed_folder(one),
                 age(one["granted_at"]),
             )
             for one in answer["held"]
@@ -393,7 +400,7 @@ def _say_site(answer: Json) -> None:
                 one["agent_id"],
                 one["trigger_id"],
                 "yes" if one["worker"] else "",
-                _folder(one["environment_id"], one["path"]),
+                _claimed_folder(one),
                 one["organization_id"],
                 one["department_id"],
                 age(one["opened_at"]),

@@ -372,3 +372,23 @@ def test_a_table_in_a_pipe_keeps_every_id_whole(capsys: pytest.CaptureFixture[st
     tables.say_table("", ("one", "none", "two"), [(long, None, "[red]" + long), (None, "", 3)])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines == [["one", "two"], [long, "[red]" + long], ["3"]]
+
+
+def test_a_claim_whose_folder_was_deleted_is_shown_with_none_and_not_with_the_whole_environment(tmp_path: Path) -> None:
+    claim: dict[str, Any] = dict.fromkeys(("organization_id", "department_id", "conversation_id", "execution_id"))
+    claim |= {"agent_id": "a", "worker": False, "opened_at": None, "granted_at": None, "passed": 0}
+    places: dict[str, tuple[str | None, str | None]] = {
+        "whole": ("e1", "/"),
+        "deleted": ("e1", None),
+        "without": (None, None),
+    }
+    claims = [claim | {"trigger_id": id, "environment_id": e, "path": path} for id, (e, path) in places.items()]
+    site: dict[str, Any] = {"site": "s", "capacity": 1, "created": True, "paused": False, "paused_at": None}
+    site |= {"waiting": 3, "granted": 3, "drained": False, "running": 0, "gates": [], "next_cursor": None}
+    with answering(200, site | {"held": claims, "queue": claims}, "application/json") as api:
+        said = berth(tmp_path, "site", "s", BERTH_API=api.address, BERTH_TOKEN="t").output
+    held, waiting = said.split("waiting, in start order")
+    for part in (held, waiting):
+        assert re.search(r"^a +whole .*e1:/ ", part, re.MULTILINE), said
+        assert re.search(r"^a +deleted .*no folder any more ", part, re.MULTILINE), said
+        assert not re.search(r"^a +without .*(e1|folder)", part, re.MULTILINE), said
