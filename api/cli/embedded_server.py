@@ -202,7 +202,10 @@ class EmbeddedServer(ABC):
 
     def _explain_death(self, exit_code: int) -> CommandFailed:
         log = self._log_tail()
-        if "No space left on device" in log:
+        if exit_code == -signal.SIGKILL:  # it had no chance to write why: its log tells of something else
+            happened = "it was killed (SIGKILL)"
+            advice = "start again; if nobody killed it, this machine had too little memory: dmesg says so."
+        elif "No space left on device" in log:
             happened, advice = "the disk is full", "free some space, then start again."
         elif "Read-only file system" in log or "Permission denied" in log:
             happened, advice = "its directory can't be written", "make it writable, then start again."

@@ -51,7 +51,8 @@ def run(
 ) -> None:
     """Start Kafka, PostgreSQL, all of Berth and some load, show what happens, and stop everything on Ctrl-C.
 
-    The data is kept in .berth and the next start goes on with it. A part that dies is started again: kill one and look.
+    The data is kept in .berth and the next start goes on with it. A part of Berth that dies is started again: kill one
+    and look. When Kafka or PostgreSQL dies, everything ends, and says why.
     """
     settings = load_settings()
     console = Console()

@@ -154,13 +154,23 @@ async def test_it_ends_when_its_parent_is_killed_and_the_next_start_goes_on(dire
     await until(gone)
 
 
-def test_a_death_on_its_own_is_explained(server: EmbeddedPostgres) -> None:
+@pytest.mark.parametrize("how", [signal.SIGQUIT, signal.SIGKILL], ids=lambda how: how.name)
+async def test_a_death_on_its_own_is_explained(server: EmbeddedPostgres, how: signal.Signals) -> None:
+    with server.log_path.open("a") as log:
+        log.write("2026-03-01 10:00:00.000 UTC [7] FATAL:  the database system is starting up\n")
     assert server.pid is not None
-    os.kill(server.pid, signal.SIGQUIT)
-    psutil.Process(server.pid).wait(10)
+    parts = [one for one in psutil.Process(server.pid).children(recursive=True) if one.name() == "postgres"]
+    os.kill(server.pid, how)
+
+    async def dead() -> bool:  # with its parts, which hold the directory until they notice
+        return server.failure() is not None and not any(part.is_running() for part in parts)
+
+    await until(dead)
     failure = server.failure()
     assert failure is not None and "ended on its own" in failure.happened
     assert str(server.log_path) in failure.advice
+    if how is signal.SIGKILL:  # what its log said before isn't why
+        assert "killed (SIGKILL)" in failure.happened and "starting up" not in failure.happened
     server.start()
 
 
