@@ -356,6 +356,31 @@ def test_a_refusal_that_comes_later_has_the_counts_of_one_at_once() -> None:
     driven.check()
 
 
+@pytest.mark.parametrize("on_busy", ["ask", "force"])
+def test_a_refusal_names_who_has_a_slot_reserved_and_who_is_before_it_in_its_conversation(on_busy: str) -> None:
+    """B3: with nothing running, the one that has asked its site is what is in the way."""
+    driven = Driven(2, delivers=False)
+    driven.configure(serial=True)
+    driven.trigger("asking", conversation_id="asking", worker=True)
+    for conversation_id, expected in (("other", ["asking"]), ("asking", ["asking", "behind"])):
+        if conversation_id == "asking":
+            driven.trigger("behind", conversation_id="asking")
+        fields = {**PERSON, "conversation_id": conversation_id, "on_busy": on_busy}
+        refused = driven.trigger(f"in {conversation_id}", **fields).refusal
+        assert refused is not None
+        assert (list(refused.holders), refused.holders_count, refused.running) == (expected, len(expected), 0)
+    driven.check()
+
+
+def test_a_refusal_names_the_first_twenty_in_the_way_and_how_many_there_are() -> None:
+    driven = Driven()
+    for number in range(25):
+        driven.trigger(f"t{number:02}", conversation_id="c", created_at=at_seconds(number))
+    refused = driven.trigger("ask", **{**PERSON, "conversation_id": "c"}, on_busy="ask").refusal
+    assert refused is not None and refused.code == "conversation_busy"
+    assert (len(refused.holders), refused.holders[0], refused.holders_count) == (20, "t00", 25)
+
+
 def test_a_repeat_of_an_ask_under_way_is_answered_with_it_and_a_conflict_at_once() -> None:
     """F8: whoever sent other content with its id must not be given the answer of the site."""
     driven = Driven(delivers=False)

@@ -124,7 +124,7 @@ def _why_not_now(
         return None
     may_force = code == "agent_parallelism_limit_reached" and agent.may_force
     key = (step.at, command.created_at if command.created_at is not None else step.at, command.id)
-    return refuse(agent, code, key=key, force=may_force)
+    return refuse(agent, code, key=key, force=may_force, conversation_id=command.conversation_id)
 
 
 def _watch(step: Step, command: Trigger) -> None:

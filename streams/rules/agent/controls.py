@@ -196,7 +196,7 @@ def _resume(step: Step, row: TriggerRow, on_busy: str | None) -> None:
             code = "site_not_answering"
     if code is not None:
         may_force = code == "agent_parallelism_limit_reached" and agent.may_force and not row.needs_site
-        step.refusal = refuse(agent, code, key=key, force=may_force)
+        step.refusal = refuse(agent, code, key=key, force=may_force, conversation_id=row.conversation_id)
         return
     step.emit(events.TriggerResumed(trigger_id=row.trigger_id, available_at=step.at, force=force))
 

@@ -2,9 +2,10 @@
 
 import base64
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, Literal
 
 from streams.rules import dispatches, events, limits, verdicts
@@ -106,15 +107,22 @@ class Step:
 
 
 def refuse(
-    agent: Agent, code: str, reason: str | None = None, key: tuple[int, int, str] | None = None, force: bool = False
+    agent: Agent,
+    code: str,
+    reason: str | None = None,
+    key: tuple[int, int, str] | None = None,
+    force: bool = False,
+    conversation_id: str | None = None,
 ) -> verdicts.Refusal:
-    """A refusal with what this decider knows. ``key``: (available_at, created_at, id) of a trigger that asked.
+    """A refusal with what this decider knows.
 
+    ``key``: (available_at, created_at, id) of a trigger that asked; ``conversation_id``: the conversation it is of.
     An agent that doesn't exist has no limit yet; the deployment's default may be another when it is created.
     """
     limit: int | Literal["unlimited"] | None = None
     if agent.row.created:
         limit = "unlimited" if agent.limit is None else agent.limit
+    holders, holders_count = _in_the_way(agent, code, None if key is None else key[2], conversation_id)
     return verdicts.Refusal(
         code=code,
         reason=reason,
@@ -123,18 +131,34 @@ def refuse(
         waiting=len(agent.waiting),
         force_allowed=force,
         position_if_queued=None if key is None else agent.position(order_key(*key)),
-        holders=tuple(islice(agent.executions.values(), limits.HOLDERS_MAX)),
-        holders_count=agent.running,
+        holders=tuple(islice(holders, limits.HOLDERS_MAX)),
+        holders_count=holders_count,
     )
+
+
+def _in_the_way(
+    agent: Agent, code: str, trigger_id: str | None, conversation_id: str | None
+) -> tuple[Iterator[str], int]:
+    """Who has what is lacking, the oldest first, and how many they are; the trigger itself, if it lives, aside."""
+    row = agent.triggers.get(trigger_id) if trigger_id is not None else None
+    line = agent.lines.get(conversation_id) if conversation_id is not None else None
+    if code == "conversation_busy" and line is not None:
+        in_line = (id for _, id in line.placed if id != trigger_id)
+        return in_line, len(line.placed) - (row is not None and row.place is not None)
+    # Slots: those that are used, and those that are kept for who has asked a site.
+    reserved = (id for key in agent.asking if (id := key.id.decode()) != trigger_id)
+    count = agent.running + len(agent.asking) - (row is not None and row.key in agent.asking)
+    return chain(agent.executions.values(), reserved), count
 
 
 def refuse_later(
     step: Step, row: TriggerRow, code: str, holders: tuple[str, ...] | None = None, holders_count: int = 0
 ) -> None:
-    """Refuse an ask or force that waited for its site. ``holders``: those at the site; None: those that run."""
+    """Refuse an ask or force that waited for its site. ``holders``: those at the site; None: those in the agent."""
     agent = step.agent
     may_force = code == "agent_parallelism_limit_reached" and agent.may_force
-    refusal = refuse(agent, code, key=(row.available_at, row.created_at, row.trigger_id), force=may_force)
+    key = (row.available_at, row.created_at, row.trigger_id)
+    refusal = refuse(agent, code, key=key, force=may_force, conversation_id=row.conversation_id)
     step.emit(
         events.RefusedLater(
             trigger_id=row.trigger_id,
