@@ -38,8 +38,9 @@ def script(block: str, address: str, bootstrap: str) -> str:
     commands = "\n".join(re.findall(r"^\$ ((?:.*\\\n)*.*)$", block, re.MULTILINE))
     berth = f"{shlex.quote(sys.executable)} -m api.cli"
     curl = "curl --silent --show-error --fail-with-body --write-out '\\n' "
-    here = f'TOKEN="$(.venv/bin/berth token)"\n{commands}'.replace(".venv/bin/berth", berth)
-    here = here.replace(".venv/bin/python", shlex.quote(sys.executable)).replace("127.0.0.1:9092", bootstrap)
+    programs = {".venv/bin/berth": berth, ".venv/bin/python": shlex.quote(sys.executable)}
+    here = re.sub(r"\.venv/bin/\w+", lambda found: programs[found[0]], f'TOKEN="$(.venv/bin/berth token)"\n{commands}')
+    here = here.replace("127.0.0.1:9092", bootstrap)
     here = here.replace("http://127.0.0.1:8080", address).replace("curl -N", f"curl -N --max-time {STREAM_SECONDS}")
     return "set -e\n" + here.replace("curl ", curl)
 

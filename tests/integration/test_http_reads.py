@@ -272,9 +272,16 @@ async def test_the_description_names_every_address(berth: Stack) -> None:
     } <= set(description["paths"])
 
 
+NOW = datetime.now(UTC)
+
+
 @pytest.mark.parametrize("name", sorted(_OURS))
 async def test_our_own_queries_use_an_index(berth: Stack, name: str) -> None:
-    parameters = {"agent_id": "a", "id": "t", "seq": 1, "outcomes": [], "after_agent_id": "", "visible": None}
+    parameters: dict[str, Any] = {"agent_id": "a", "id": "t", "seq": 1, "outcomes": [], "after_agent_id": ""}
+    parameters |= {"site": "s", "scope": "organization", "gate_name": "o", "partition": 1, "offset": 1, "since": NOW}
+    parameters |= {"agent_ids": ["a"], "trigger_ids": ["t"], "execution_ids": ["x"], "before_written_at": NOW}
+    parameters |= {"before_partition": 1, "before_offset": 1, "state": None, "kind": None, "organization_id": None}
+    parameters |= {"visible": None}
     with connect(berth.database_url) as connection:
         connection.execute("SET enable_seqscan TO off")  # the tables are small here
         query = psycopg.ClientCursor(connection).mogrify(_OURS[name], {**parameters, "max_rows": None})

@@ -19,7 +19,7 @@ from streams import DECISIONS, DISPATCHES, STATUSES, TRIGGERS
 from streams.codec import partition_of
 from streams.kafka import topics
 from tests.integration.events import Json, Listener, decisions_by_key
-from tests.integration.http_stack import Stack, stack, until_status
+from tests.integration.http_stack import Stack, read_at, stack, until_status
 from tests.integration.workers import PARTITIONS, SESSION_SECONDS, Log, WorkerProcess, sending
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
@@ -235,5 +235,6 @@ async def test_a_sigterm_of_anything_loses_nothing_and_doubles_nothing(berth: St
             if event["type"] == "accepted"
         )
         assert accepted == Counter(sent[agent_id])
-        told = (await other.get(f"/api/agents/{agent_id}")).json()
+        newest = await other.patch(f"/api/agents/{agent_id}", json={"display_name": "everything before this is shown"})
+        told = await read_at(other, newest, f"/api/agents/{agent_id}")
         assert (told["running"], told["waiting"]) == (1, len(sent[agent_id]) - 1)

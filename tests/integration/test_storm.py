@@ -146,9 +146,9 @@ async def run_storm(
             allowed = DECIDES_SECONDS + (START_SECONDS if len(fresh) == len(storm.running) else 0)
             if settled is None:
                 await every_partition_decides(kafka.bootstrap, allowed)
-                await all_handled(kafka.bootstrap, allowed + 30)
+                await all_handled(kafka.bootstrap, allowed + 60)
             else:
-                await until(settled, timeout_seconds=allowed + 20)
+                await until(settled, timeout_seconds=allowed + 60)
         except (AssertionError, TimeoutError) as error:
             raise AssertionError(f"{error}\n{time.monotonic() - began:.1f} s\n{storm.account()}") from error
         await storm.keep_one()

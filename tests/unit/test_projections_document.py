@@ -26,7 +26,7 @@ def test_every_exit_code_of_its_own_is_explained() -> None:
 
 
 def test_every_command_exists() -> None:
-    commands = re.findall(r"^\$ berth (.+)$", DOCUMENT, re.MULTILINE)
+    commands = re.findall(r"^\$ (?:\.venv/bin/)?berth (.+)$", DOCUMENT, re.MULTILINE)
     commands += re.findall(r"`berth ([a-z ]+)`", DOCUMENT)
     assert len(commands) > 4
     assert [told for command in commands if (told := explain(shlex.split(command))) is not None] == []
