@@ -338,31 +338,12 @@ class AgentsMachine(RuleBasedStateMachine):
 
 
 EXPECTED = {
-    *(
-        "accepted",
-        "placed",
-        "dispatched",
-        "finished",
-        "paused",
-        "lease_expired",
-        "stop_requested",
-        "stopped",
-        "expired",
-    ),
-    *("archived", "revived", "rescheduled", "forgotten", "claimed", "granted", "claim_waiting", "returned", "refused"),
-    *(
-        "watched",
-        "unwatched",
-        "told",
-        "dependency_resolved",
-        "claim_opened",
-        "claim_granted",
-        "gate_changed",
-        "claim_degraded",
-    ),
-    *("refused agent_paused", "refused conversation_busy", "crashed with messages under way"),
+    *("accepted", "placed", "dispatched", "finished", "lease_expired", "stop_requested", "stopped", "expired"),
+    *("archived", "revived", "rescheduled", "forgotten", "claimed", "granted", "claim_waiting", "returned"),
+    *("watched", "told", "dependency_resolved", "claim_opened", "claim_granted", "gate_changed"),
+    *("refused conversation_busy", "crashed with messages under way"),
 }
-"""A machine that grants nothing proves nothing."""
+"""A machine that grants nothing proves nothing. What fewer than some twenty do in a run is asserted of long lives."""
 
 
 @pytest.mark.timeout(600)
