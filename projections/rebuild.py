@@ -130,7 +130,7 @@ async def _beside(bootstrap: str, url: str, partitions: int, name: str) -> Async
     with schema.connect(url) as live:
         if live.execute("SELECT pg_try_advisory_lock(%s, %s)", (LOCK_CLASS, REBUILD_LOCK)).fetchone() != (True,):
             raise CannotBegin("Another rebuild or diff works on this database.", "wait for it, or end it.")
-        live.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(LIVE_SCHEMA)))
+        schema.make_schema(live, LIVE_SCHEMA)
         for left_over in (name, REPLACED_SCHEMA):
             schema.drop(live, left_over)
         store = Store(url, name)

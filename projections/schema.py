@@ -8,7 +8,8 @@ take turns (an advisory lock).
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -94,12 +95,32 @@ def use(connection: psycopg.Connection[TupleRow], schema: str) -> None:
     connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(schema)))
 
 
+@contextmanager
+def _making(connection: Connection) -> Iterator[None]:
+    """Only one makes schemas and tables at a time: IF NOT EXISTS doesn't see what another is about to make."""
+    connection.execute("SELECT pg_advisory_lock(%s, %s)", (LOCK_CLASS, MIGRATION_LOCK))
+    try:
+        yield
+    finally:
+        if not connection.closed:
+            connection.execute("SELECT pg_advisory_unlock(%s, %s)", (LOCK_CLASS, MIGRATION_LOCK))
+
+
+def make_schema(connection: Connection, schema: str) -> None:
+    """Make the schema if there is none, without tables."""
+    with _making(connection):
+        _make_schema(connection, schema)
+
+
+def _make_schema(connection: Connection, schema: str) -> None:
+    connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+
+
 def migrate(connection: Connection, schema: str, wanted: Sequence[Migration] | None = None) -> list[Migration]:
     """Bring the tables of ``schema`` to this version; those migrations that were applied. Raises SchemaRefused."""
     known = migrations() if wanted is None else list(wanted)
-    connection.execute("SELECT pg_advisory_lock(%s, %s)", (LOCK_CLASS, MIGRATION_LOCK))
-    try:
-        connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+    with _making(connection):
+        _make_schema(connection, schema)
         use(connection, schema)
         connection.execute(
             "CREATE TABLE IF NOT EXISTS migrations (number integer PRIMARY KEY, name text NOT NULL,"
@@ -116,9 +137,6 @@ def migrate(connection: Connection, schema: str, wanted: Sequence[Migration] | N
                     (migration.number, migration.name, migration.sha256),
                 )
         return missing
-    finally:
-        if not connection.closed:
-            connection.execute("SELECT pg_advisory_unlock(%s, %s)", (LOCK_CLASS, MIGRATION_LOCK))
 
 
 def applied_migrations(connection: Connection, schema: str) -> int:

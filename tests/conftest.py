@@ -43,6 +43,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"berth: seed {_seed(config)} (again with: make test SEED={_seed(config)})"
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Two processes share the tests, file by file (make test): each has servers of its own for the whole run."""
     for item in items:

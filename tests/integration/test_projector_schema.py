@@ -45,6 +45,26 @@ def test_two_starters_take_turns(database: str) -> None:
     assert sorted(applied) == [0, 0, 0, len(schema.migrations())]
 
 
+def test_schemas_are_made_by_one_at_a_time(database: str) -> None:
+    """A rebuild makes the live schema too, while the first projector does."""
+    failed: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            with schema.connect(database) as connection:
+                for number in range(20):
+                    schema.make_schema(connection, f"made_{number}")
+        except psycopg.Error as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=make) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
 @pytest.mark.parametrize("version", range(1, len(schema.migrations()) + 1))
 def test_every_earlier_version_is_upgraded_with_its_data(database: str, version: int) -> None:
     """The tables of a version, with the rows that it made of its recorded log, end as those made anew."""
