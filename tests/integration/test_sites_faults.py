@@ -27,7 +27,7 @@ SITE: Final = next(names("site", OF_SITE))
 AGENTS: Final = [next(names("agent", number)) for number in range(PARTITIONS)]
 FOLDERS: Final = ("/", "/src", "/src/deep", "/docs")
 BURST: Final = 60
-ENDS_SECONDS: Final = SESSION_SECONDS + 30
+ENDS_SECONDS: Final = 75.0
 
 
 class Work:
