@@ -18,7 +18,7 @@ from api.cli.embedded_kafka import EmbeddedKafka
 from api.cli.verify import verify_log
 from streams.settings import Settings
 from tests.integration.site_work import WORKER, Id, Play, names, playing, unaccounted_for
-from tests.integration.workers import PARTITIONS, SESSION_SECONDS, WorkerProcess, workers
+from tests.integration.workers import PARTITIONS, WorkerProcess, workers
 
 pytestmark = pytest.mark.kafka
 
