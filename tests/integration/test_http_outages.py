@@ -60,6 +60,7 @@ async def timed(request: Any) -> tuple[httpx.Response, float]:
 async def test_without_kafka_every_write_is_503_in_time_and_has_no_effect_and_a_resend_works(
     own_berth: Stack,
 ) -> None:
+    """Case 110."""
     http = own_berth.http
     await limited(http, "a", 1)
     started = await http.post("/api/agents/a/triggers", json={"id": "runs"})

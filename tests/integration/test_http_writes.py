@@ -151,6 +151,7 @@ async def test_a_trigger_and_a_stop_with_the_same_key_do_not_collide(berth: Stac
 
 
 async def test_a_message_to_a_busy_agent_has_a_place_or_a_clear_refusal(berth: Stack, agent: str) -> None:
+    """Case 116: and nobody who runs is stopped for it."""
     await limited(berth.http, agent, 1)
     path = f"/api/agents/{agent}/conversations"
     await berth.http.post(path, json={"conversation_id": "c1", "message": "one", "on_busy": "queue"})

@@ -139,6 +139,7 @@ async def test_restore_ends(
     deleted_until: int,
     count: bytes | None,
 ) -> None:
+    """Case 104: also where the last offset is a marker."""
     await write(topics.bootstrap, CHANGELOG.name, *transactions)
     if deleted_until:
         await delete_until(topics.bootstrap, CHANGELOG.name, deleted_until)
@@ -170,6 +171,7 @@ async def test_position_beyond_the_end_is_refused(topics: EmbeddedKafka) -> None
 
 
 async def test_position_before_the_beginning_is_refused(topics: EmbeddedKafka) -> None:
+    """Case 95: records that were deleted before they were handled stop the worker with an error."""
     await send(topics.bootstrap, "count", "count", "count")
     await delete_until(topics.bootstrap, TRIGGERS.name, 2)
     await write(topics.bootstrap, CHANGELOG.name, ("commit", ROWS))
@@ -249,6 +251,7 @@ async def test_a_missing_topic_is_refused_before_any_work(topics: EmbeddedKafka)
 
 
 async def test_another_partition_count_is_refused_before_any_work(topics: EmbeddedKafka) -> None:
+    """Case 100."""
     worker = await refused(topics, event="kafka_does_not_fit", BERTH_PARTITIONS=str(PARTITIONS - 1))
     assert not worker.count("assigned")
 

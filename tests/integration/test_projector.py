@@ -103,7 +103,7 @@ async def test_it_makes_the_snapshots_that_are_due_also_those_of_one_that_was_ki
 async def test_kill_9_between_every_two_statements_leaves_the_rows_of_a_rebuild(
     topics: EmbeddedKafka, published: Publisher, database: str, seed: int
 ) -> None:
-    """The n-th start dies at its n-th statement, until one gets to the end of the log."""
+    """Case 124: the n-th start dies at its n-th statement, until one gets to the end of the log."""
     history = History(seed, PARTITIONS).live(60)
     await published.publish(history.transactions())
     kills = 0
@@ -288,6 +288,7 @@ async def test_a_log_that_was_made_anew_is_refused_and_the_tables_stay(
 async def test_a_rebuild_takes_the_place_of_the_tables_while_the_projector_goes_on(
     topics: EmbeddedKafka, published: Publisher, database: str, seed: int
 ) -> None:
+    """Case 122: and sends nothing to anybody."""
     history = History(seed, PARTITIONS).live(200)
     await published.publish(history.transactions())
     ends = await ends_of_all_topics(topics.bootstrap)

@@ -69,7 +69,10 @@ def test_a_batch_applied_again_changes_nothing(store: Store, seed: int) -> None:
 
 
 def test_how_the_log_is_cut_into_batches_makes_no_difference(store: Store, database: str, seed: int) -> None:
-    """Whole, one by one, and cut in two at every record, with the first half delivered a second time."""
+    """Whole, one by one, and cut in two at every record, with the first half delivered a second time.
+
+    Case 118: the only cursor is the offset of each partition in Kafka.
+    """
     records = History(seed).live(40).records()
     project(store, records)
     whole = content(store)

@@ -194,6 +194,7 @@ async def test_the_owner_is_what_the_log_says_at_once(berth: Stack) -> None:
 
 
 async def test_who_asked_is_what_the_token_says_whatever_else_does(berth: Stack) -> None:
+    """Case 136."""
     agent = f"asked-{uuid4().hex[:8]}"
     made = await limited(berth.http, agent, 1, owner="ann")
     ann = berth.client_of("person", "ann", (agent,))
@@ -229,6 +230,7 @@ async def test_a_key_is_its_users_own(berth: Stack) -> None:
 
 
 async def test_whoever_has_no_access_sees_and_changes_nothing(berth: Stack) -> None:
+    """Case 130."""
     mine, other = (f"{name}-{uuid4().hex[:8]}" for name in ("one", "two"))
     for agent in (mine, other):
         await limited(berth.http, agent, 1)

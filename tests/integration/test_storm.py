@@ -183,6 +183,7 @@ async def every_partition_decides(bootstrap: str, seconds: float) -> None:
     ],
 )
 async def test_workers_fail(fresh_kafka: EmbeddedKafka, seed: int, kinds: list[str], faults: int, at_once: int) -> None:
+    """Case 93: whoever joins or goes, every partition decides again in bounded time."""
     await run_storm(fresh_kafka, seed, kinds, faults, at_once)
     assert await unaccounted(fresh_kafka.bootstrap) == {}
 
