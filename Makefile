@@ -19,7 +19,7 @@ run: .venv/for-running ## Install what is missing, start Berth with all it needs
 	$(BIN)/berth run
 
 test: lint ## Lint, types, import rules and every test; TESTS=path for some, SEED=n to repeat a run
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup --hypothesis-seed=$(SEED) -m "not soak" $(TESTS)
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --hypothesis-seed=$(SEED) -m "not soak" $(TESTS)
 
 lint: .venv/for-developing ## Style, formatting, types and import rules only
 	$(BIN)/ruff check .

@@ -30,8 +30,6 @@ from streams.kafka import topics as kafka_topics
 from tests.brokers import empty_topics
 
 PARTITIONS = 8
-USUAL_PORTS: Final = ("test_up", "test_run", "test_http_command", "test_document_examples", "test_quick_start")
-"""Files whose tests begin what listens on the usual ports when these are free."""
 
 # A slow machine is no failure, and a failure is to be repeated by its seed or its blob.
 hypothesis.settings.register_profile("berth", deadline=None, print_blob=True)
@@ -41,14 +39,6 @@ hypothesis.settings.load_profile("berth")
 def pytest_report_header(config: pytest.Config) -> str:
     """Say the seed at the top of every run."""
     return f"berth: seed {_seed(config)} (again with: make test SEED={_seed(config)})"
-
-
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in its own
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two processes share the tests, file by file (make test): each has servers of its own for the whole run."""
-    for item in items:
-        name = item.path.stem
-        item.add_marker(pytest.mark.xdist_group("usual ports" if name in USUAL_PORTS else str(item.path)))
 
 
 def unavailable(why: str) -> None:
