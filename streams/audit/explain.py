@@ -222,7 +222,7 @@ def who(decision: events.Decision) -> str:
     if isinstance(command, Timer):
         return f"timer ({command.kind})"
     if isinstance(command, Internal):
-        kind = "agent" if command.type in ("watch", "resolved") else "site"
+        kind = "agent" if command.type in ("watch", "unwatch", "resolved") else "site"
         return f"{kind} {command.sender.decider}"
     return "operator of Berth" if isinstance(command, Park) else "Berth, going on with a long step"
 
