@@ -7,14 +7,6 @@
 -- Next offset to be applied of every partition of every topic that the projector reads.
 SELECT topic, partition, next_offset FROM checkpoints ORDER BY topic, partition;
 
--- name: position_of_decisions
--- Next offset to be applied of one partition of the decisions: a read with min_position waits until it is beyond that.
-SELECT next_offset FROM checkpoints WHERE topic = 'berth.decisions' AND partition = %(partition)s;
-
--- name: position_of_site_decisions
--- The same of the decisions of sites.
-SELECT next_offset FROM checkpoints WHERE topic = 'berth.site-decisions' AND partition = %(partition)s;
-
 -- name: agent
 -- One agent with its settings, flags and counts; no row when it was never created.
 SELECT agents.*, CASE WHEN serial THEN 1 ELSE parallelism_limit END AS max_parallel,
@@ -215,30 +207,6 @@ SELECT agent_id, seq, decided_at, log_offset, command_type, command_id, settles,
  ORDER BY log_offset
  LIMIT %(max_rows)s;
 
--- name: snapshot_at
--- The newest snapshot of an agent that is not after this time.
-SELECT seq, decided_at, state
-  FROM agent_snapshots
- WHERE agent_id = %(agent_id)s AND decided_at <= %(at)s
- ORDER BY seq DESC
- LIMIT 1;
-
--- name: snapshot_at_seq
--- The newest snapshot of an agent that is not after this decision.
-SELECT seq, decided_at, state
-  FROM agent_snapshots
- WHERE agent_id = %(agent_id)s AND seq <= %(seq)s
- ORDER BY seq DESC
- LIMIT 1;
-
--- name: decisions_since_snapshot
--- The decisions that follow a snapshot (after_seq 0: none) and are not after this time: as a rule at most 1,000, more
--- while the projector has not come to making the next snapshot.
-SELECT seq, decided_at, record
-  FROM decisions
- WHERE agent_id = %(agent_id)s AND seq > %(after_seq)s AND decided_at <= %(at)s
- ORDER BY seq;
-
 -- name: conversation
 -- One conversation with its state, which is that of its newest live trigger, else its last outcome.
 SELECT *
@@ -320,14 +288,6 @@ SELECT agent_id, trigger_id, conversation_id, state, state_since, kind, interact
  WHERE accepted_at >= %(since)s
    AND (accepted_at, agent_id, trigger_id) < (%(before_accepted_at)s, %(before_agent_id)s, %(before_trigger_id)s)
  ORDER BY accepted_at DESC, agent_id DESC, trigger_id DESC
- LIMIT %(max_rows)s;
-
--- name: dead_letters_page
--- Dead letters, newest first before a cursor.
-SELECT log_partition, log_offset, written_at, reason, source_topic, source_partition, source_offset, key, value
-  FROM dead_letters
- WHERE (written_at, log_partition, log_offset) < (%(before_written_at)s, %(before_partition)s, %(before_offset)s)
- ORDER BY written_at DESC, log_partition DESC, log_offset DESC
  LIMIT %(max_rows)s;
 
 -- name: site
@@ -475,35 +435,3 @@ SELECT wanted.site, wanted.environment_id, wanted.path AS wanted_path, blockers.
                        OR site_gates.scope = 'department' AND site_gates.name = claims.department_id))
          ORDER BY claims.available_at, claims.created_at, claims.trigger_id, claims.agent_id
          LIMIT %(max_rows)s) AS blockers;
-
--- name: decisions_of_site_page
--- The decisions of a site, oldest first after a cursor.
-SELECT seq, decided_at, log_partition, log_offset, command_type, command_id, settles, refusal_code, ignored_reason,
-       record
-  FROM site_decisions
- WHERE site = %(site)s AND seq > %(after_seq)s
- ORDER BY seq
- LIMIT %(max_rows)s;
-
--- name: decisions_of_site_partition_page
--- The decisions of sites of one partition of the log, oldest first after a cursor.
-SELECT site, seq, decided_at, log_offset, command_type, command_id, settles, refusal_code, ignored_reason, record
-  FROM site_decisions
- WHERE log_partition = %(partition)s AND log_offset > %(after_offset)s
- ORDER BY log_offset
- LIMIT %(max_rows)s;
-
--- name: site_snapshot_at
--- The newest snapshot of a site that is not after this time.
-SELECT seq, decided_at, state
-  FROM site_snapshots
- WHERE site = %(site)s AND decided_at <= %(at)s
- ORDER BY seq DESC
- LIMIT 1;
-
--- name: site_decisions_since_snapshot
--- The decisions of a site that follow a snapshot (after_seq 0: none) and are not after this time.
-SELECT seq, decided_at, record
-  FROM site_decisions
- WHERE site = %(site)s AND seq > %(after_seq)s AND decided_at <= %(at)s
- ORDER BY seq;

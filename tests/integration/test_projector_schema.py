@@ -190,7 +190,7 @@ PARAMETERS: dict[str, Any] = {
     "after_name": "",
 }
 FILTERS = {"triggers_in_state_page": {"kind": None}, "triggers_of_organization_page": {"kind": None, "state": None}}
-SMALL = {"positions", "position_of_decisions", "position_of_site_decisions"}
+SMALL = {"positions"}
 """One row a partition of a topic: read whole."""
 
 
