@@ -14,7 +14,7 @@ see it.
 Agents and sites are decided apart and applied apart: no event of one looks at rows of the other.
 """
 
-from typing import Final
+from typing import Final, TypedDict
 
 from projections.agent_rows import AgentStep
 from projections.row_sets import Named, RowSets
@@ -29,7 +29,7 @@ from projections.row_types import (
 )
 from projections.site_rows import SiteStep
 from projections.texts import clean_json
-from streams.rules import events, site_events
+from streams.rules import events
 from streams.rules.messages import Approve, Reschedule, ResumeTrigger, Stop, Timer
 from streams.rules.site_events import SiteDecision
 
@@ -65,7 +65,7 @@ class Rows(RowSets):
             agent.refused += 1
         if decision.ignored is not None:
             agent.ignored += 1
-        self.decisions.append(_decision_row(decision, partition, offset, value))
+        self.decisions.append(DecisionRow(decision.agent_id, **_of_log(decision, partition, offset, value)))
         self.decision_ids.extend(DecisionIdRow(decision.agent_id, id, decision.seq) for id in _ids_of(decision))
 
     def _apply_of_site(self, partition: int, offset: int, decision: SiteDecision, value: bytes) -> None:
@@ -78,7 +78,7 @@ class Rows(RowSets):
             step.apply(event)
         site.seq = decision.seq
         site.decided_at = decision.at
-        self.site_decisions.append(_site_decision_row(decision, partition, offset, value))
+        self.site_decisions.append(SiteDecisionRow(decision.site, **_of_log(decision, partition, offset, value)))
 
 
 def _check_follows(who: str, row: AgentRow | SiteRow, partition: int, seq: int) -> None:
@@ -91,27 +91,23 @@ def _check_follows(who: str, row: AgentRow | SiteRow, partition: int, seq: int) 
         raise DoesNotFit(f"{who} is at decision {row.seq}, and this is {seq}")
 
 
-def _decision_row(decision: events.Decision, partition: int, offset: int, value: bytes) -> DecisionRow:
-    return DecisionRow(
-        agent_id=decision.agent_id,
-        seq=decision.seq,
-        decided_at=decision.at,
-        log_partition=partition,
-        log_offset=offset,
-        command_type=decision.command.type,
-        command_id=decision.command_id,
-        settles=list(decision.settles),
-        refusal_code=decision.refusal.code if decision.refusal else None,
-        ignored_reason=decision.ignored.reason if decision.ignored else None,
-        record=clean_json(value),
-    )
+class _OfLog(TypedDict):
+    """The columns that decisions of agents and of sites share."""
+
+    seq: int
+    decided_at: int
+    log_partition: int
+    log_offset: int
+    command_type: str
+    command_id: str | None
+    settles: list[str]
+    refusal_code: str | None
+    ignored_reason: str | None
+    record: str
 
 
-def _site_decision_row(
-    decision: site_events.SiteDecision, partition: int, offset: int, value: bytes
-) -> SiteDecisionRow:
-    return SiteDecisionRow(
-        site=decision.site,
+def _of_log(decision: events.Decision | SiteDecision, partition: int, offset: int, value: bytes) -> _OfLog:
+    return _OfLog(
         seq=decision.seq,
         decided_at=decision.at,
         log_partition=partition,

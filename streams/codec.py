@@ -22,7 +22,7 @@ from streams import CLAIMS, CONTROLS, SIGNALS, SITE_CONTROLS, STATUSES, TEXTS, T
 from streams.rules import events, limits
 from streams.rules.agent.rows import AgentRow, ConversationRow, RememberedRow, TriggerRow, WatchRow
 from streams.rules.agent.step import Via
-from streams.rules.commands import AgentCommand
+from streams.rules.commands import AgentCommand, AgentInput
 from streams.rules.messages import (
     TEXT_FIELDS,
     Approve,
@@ -41,7 +41,7 @@ from streams.rules.messages import (
     TriggerRecord,
     stamp_content,
 )
-from streams.rules.site_events import SiteCommand
+from streams.rules.site_events import SiteCommand, SiteInput
 from streams.rules.site_messages import (
     Claim,
     ClaimRecord,
@@ -65,29 +65,6 @@ from streams.rules.site_messages import (
     Watch,
 )
 
-InputCommand = (
-    Trigger
-    | Stop
-    | Status
-    | Configure
-    | Pause
-    | Resume
-    | Archive
-    | Approve
-    | Reschedule
-    | ResumeTrigger
-    | Granted
-    | Waiting
-    | Denied
-    | Recall
-    | Degraded
-    | Watch
-    | Unwatch
-    | Resolved
-)
-SiteInput = (
-    ConfigureSite | PauseSite | ResumeSite | Gate | DeleteFolder | DeleteEnvironment | Claim | Release | InvalidSite
-)
 DeciderMessage = Claim | Release | Granted | Waiting | Denied | Recall | Degraded | Watch | Unwatch | Resolved
 Headers = tuple[tuple[str, bytes], ...]
 
@@ -190,7 +167,7 @@ def read(record: Record, partitions: int) -> Fate:
     return _routed(record, decider, command, partitions)
 
 
-def _decider_of(command: InputCommand | SiteInput) -> str:
+def _decider_of(command: AgentInput | SiteInput) -> str:
     """The agent or site that decides it, after which its topic is partitioned."""
     return command.site if isinstance(command, SiteInput) else command.agent_id
 
@@ -220,7 +197,7 @@ def _read_oversized(record: Record, value: bytes, size: int, partitions: int) ->
     return fate if not isinstance(fate, Rekeyed) else DeadLetter(reason)  # it is too large to be copied elsewhere
 
 
-def _routed(record: Record, decider: str, command: InputCommand | Invalid | SiteInput, partitions: int) -> Fate:
+def _routed(record: Record, decider: str, command: AgentInput | Invalid | SiteInput, partitions: int) -> Fate:
     """``decider``: the agent or site."""
     partition = partition_of(decider, partitions)
     if record.key is None or record.partition != partition:
@@ -299,7 +276,7 @@ def _parse(value: bytes) -> tuple[dict[str, Any] | None, str]:
     return (content, "") if isinstance(content, dict) else (None, "not_an_object")
 
 
-def _read_odd_texts(topic: str, content: dict[str, Any]) -> InputCommand | SiteInput | str:
+def _read_odd_texts(topic: str, content: dict[str, Any]) -> AgentInput | SiteInput | str:
     """A record that the fast reader takes for no JSON: texts may hold lone surrogates (G3), nothing else may."""
     if topic not in _KNOWN_FIELDS:
         return "not_json"
@@ -320,7 +297,7 @@ def _read_odd_texts(topic: str, content: dict[str, Any]) -> InputCommand | SiteI
             return f"invalid_field: {name}: has {known[name].bytes} bytes, {bytes_max} are allowed"
     if "message" in known and not isinstance(texts["message"], str):
         return "invalid_field: message: must be a string"
-    copied: InputCommand | SiteInput = command.model_copy(update=known)
+    copied: AgentInput | SiteInput = command.model_copy(update=known)
     return copied
 
 

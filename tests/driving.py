@@ -35,7 +35,7 @@ from streams import (
     TRIGGERS,
 )
 from streams.audit.agreement import Agreement
-from streams.audit.verify import Head, Verifier
+from streams.audit.verify import Head, Heads, Verifier
 from streams.audit.verify_sites import SiteVerifier
 from streams.codec import Output, Record, partition_of
 from streams.partition import Partition
@@ -482,7 +482,7 @@ class Driven:
             assert site.row.todo or site.next_grantable() is None, "I5: nothing that could be granted waits"
         if self._verifier is not None:
             heads = {id: Head(agent.row.seq, agent.row.prev) for id, agent in self.partition.agents.items()}
-            self._verifier._heads = {id: head for id, head in heads.items() if head.seq}
+            self._verifier._heads = Heads({id: head for id, head in heads.items() if head.seq})
             assert self._verifier.finish() is None
         if self._agreement is not None:
             assert self._agreement.finish() is None

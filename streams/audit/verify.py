@@ -23,7 +23,7 @@ missed. With ``agreement``, agents and sites must say the same of each other's c
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from pydantic import ValidationError
@@ -84,7 +84,36 @@ def changed(decider: str, seq: int, prev: str | None, offset: int, offset_before
     return Violation(offset_before, decider, seq - 1, "chain", f"it was changed: {what}")
 
 
-def _next(seq: int, found: int) -> tuple[str, str] | None:
+def unreadable(error: ValidationError, offset: int) -> Violation:
+    """A record that is no decision of a known schema."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return Violation(offset, "", 0, "unreadable", f"{first['loc']}: {first['msg']}")
+
+
+class Heads:
+    """The ends of the chains of one kind of decider, as their stored rows say."""
+
+    def __init__(self, heads: Mapping[str, Head] | None) -> None:
+        self._heads = dict(heads or {})
+
+    def wrong(self, decider: str, seq: int, sha256: str) -> tuple[str, str] | None:
+        """Whether a decision is at the end of its chain and isn't the one that is stored there."""
+        head = self._heads.get(decider)
+        if head is not None and head.seq == seq and head.sha256 != sha256:
+            return "head", f"its digest is {sha256}, the stored head says {head.sha256}"
+        return None
+
+    def cut_tail(self, seq_of: Callable[[str], int]) -> Violation | None:
+        """Whether decisions are missing at the end that the stored heads know of."""
+        for decider, head in sorted(self._heads.items()):
+            seq = seq_of(decider)
+            if seq < head.seq:
+                detail = f"the stored head is decision {head.seq}, the log ends at {seq}"
+                return Violation(None, decider, seq, "tail", detail)
+        return None
+
+
+def following(seq: int, found: int) -> tuple[str, str] | None:
     return None if found == seq + 1 else ("seq", f"decision {seq + 1} was expected, {found} was found")
 
 
@@ -114,7 +143,7 @@ class Verifier:
         self.overtakings: Counter[str] = Counter()
         """Older triggers that a start overtook, by what allowed it."""
         self._ledgers: dict[str, _Ledger] = {agent.agent_id: _Ledger(agent) for agent in known}
-        self._heads = dict(heads or {})
+        self._heads = Heads(heads)
         self._agreement = agreement
         self._words = 0
         """What the decision being checked sent to agents whose conversations need not be watched any more."""
@@ -131,17 +160,18 @@ class Verifier:
         try:
             decision = events.read_decision(value)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            return Violation(offset, "", 0, "unreadable", f"{first['loc']}: {first['msg']}")
+            return unreadable(error, offset)
         ledger = self._ledgers.get(decision.agent_id)
         if ledger is None:
             ledger = self._ledgers[decision.agent_id] = _Ledger(Agent(decision.agent_id))
         if decision.seq == ledger.agent.row.seq + 1 and decision.prev != ledger.sha256:
             return changed(decision.agent_id, decision.seq, decision.prev, offset, ledger.offset)
-        wrong = _next(ledger.agent.row.seq, decision.seq) or self._fold(ledger, decision)
+        wrong = following(ledger.agent.row.seq, decision.seq) or self._fold(ledger, decision)
         sha256 = hashlib.sha256(value).hexdigest()
         if wrong is None:
-            wrong = _stalls(ledger.agent, decision, self._words) or self._head(decision, sha256)
+            wrong = _stalls(ledger.agent, decision, self._words) or self._heads.wrong(
+                decision.agent_id, decision.seq, sha256
+            )
         if wrong is None and self._recheck is not None:
             wrong = self._recheck.wrong(decision, value)
         if wrong is None and self._agreement is not None:
@@ -154,20 +184,7 @@ class Verifier:
 
     def finish(self) -> Violation | None:
         """Whether decisions are missing at the end that the stored heads know of."""
-        for agent_id, head in sorted(self._heads.items()):
-            ledger = self._ledgers.get(agent_id)
-            seq = ledger.agent.row.seq if ledger else 0
-            if seq < head.seq:
-                return Violation(
-                    None, agent_id, seq, "tail", f"the stored head is decision {head.seq}, the log ends at {seq}"
-                )
-        return None
-
-    def _head(self, decision: events.Decision, sha256: str) -> tuple[str, str] | None:
-        head = self._heads.get(decision.agent_id)
-        if head is not None and head.seq == decision.seq and head.sha256 != sha256:
-            return "head", f"its digest is {sha256}, the stored head says {head.sha256}"
-        return None
+        return self._heads.cut_tail(lambda id: self._ledgers[id].agent.row.seq if id in self._ledgers else 0)
 
     def _fold(self, ledger: _Ledger, decision: events.Decision) -> tuple[str, str] | None:
         origin = Origin(decision.seq, decision.at, decision.command)

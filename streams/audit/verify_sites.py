@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from streams.audit.agreement import Agreement
 from streams.audit.past import walk_through
 from streams.audit.recompute import Recheck
-from streams.audit.verify import Head, Violation, changed
+from streams.audit.verify import Head, Heads, Violation, changed, following, unreadable
 from streams.rules import limits, site_events
 from streams.rules.folders import Segments, overlap, segments
 from streams.rules.site.evolve import SiteOrigin, evolve, settle
@@ -109,7 +109,7 @@ class SiteVerifier:
         """``known``: sites as an earlier reading has left them, row.prev the digest of their last decision."""
         self.decisions = 0
         self._ledgers: dict[str, _SiteLedger] = {site.site_id: _SiteLedger(site) for site in known}
-        self._heads = dict(heads or {})
+        self._heads = Heads(heads)
         self._agreement = agreement
         self._recheck = recheck
 
@@ -124,15 +124,15 @@ class SiteVerifier:
         try:
             decision = site_events.read_site_decision(value)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            return Violation(offset, "", 0, "unreadable", f"{first['loc']}: {first['msg']}")
+            return unreadable(error, offset)
         ledger = self._ledgers.get(decision.site)
         if ledger is None:
             ledger = self._ledgers[decision.site] = _SiteLedger(Site(decision.site))
         sha256 = hashlib.sha256(value).hexdigest()
         if decision.seq == ledger.seq + 1 and decision.prev != ledger.sha256:
             return changed(decision.site, decision.seq, decision.prev, offset, ledger.offset)
-        wrong = self._chain(ledger, decision, sha256) or _fold(ledger, decision)
+        wrong = following(ledger.seq, decision.seq) or self._heads.wrong(decision.site, decision.seq, sha256)
+        wrong = wrong or _fold(ledger, decision)
         if wrong is None and self._recheck is not None:
             wrong = self._recheck.wrong(decision, value)
         if wrong is not None:
@@ -145,20 +145,7 @@ class SiteVerifier:
 
     def finish(self) -> Violation | None:
         """Whether decisions are missing at the end that the stored heads know of."""
-        for site, head in sorted(self._heads.items()):
-            seq = self._ledgers[site].seq if site in self._ledgers else 0
-            if seq < head.seq:
-                detail = f"the stored head is decision {head.seq}, the log ends at {seq}"
-                return Violation(None, site, seq, "tail", detail)
-        return None
-
-    def _chain(self, ledger: _SiteLedger, decision: site_events.SiteDecision, sha256: str) -> Wrong | None:
-        if decision.seq != ledger.seq + 1:
-            return "seq", f"decision {ledger.seq + 1} was expected, {decision.seq} was found"
-        head = self._heads.get(decision.site)
-        if head is not None and head.seq == decision.seq and head.sha256 != sha256:
-            return "head", f"its digest is {sha256}, the stored head says {head.sha256}"
-        return None
+        return self._heads.cut_tail(lambda id: self._ledgers[id].seq if id in self._ledgers else 0)
 
 
 def _fold(ledger: _SiteLedger, decision: site_events.SiteDecision) -> Wrong | None:

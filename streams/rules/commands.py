@@ -24,7 +24,7 @@ from streams.rules.site_messages import Degraded, Denied, Granted, Recall, Resol
 
 SiteAnswer = Granted | Waiting | Denied | Recall | Degraded
 
-AgentCommand = Annotated[
+AgentInput = (
     Trigger
     | Stop
     | Status
@@ -43,9 +43,7 @@ AgentCommand = Annotated[
     | Watch
     | Unwatch
     | Resolved
-    | Invalid
-    | Timer
-    | Continue
-    | Park,
-    Field(discriminator="type"),
-]
+)
+"""What comes from topics and other deciders, as it was meant."""
+
+AgentCommand = Annotated[AgentInput | Invalid | Timer | Continue | Park, Field(discriminator="type")]

@@ -20,7 +20,7 @@ from streams.rules.messages import (
     SchemaVersion,
     Sha256,
 )
-from streams.rules.verdicts import Cause, FinalState, Ignored, Refusal, WaitReason, Written
+from streams.rules.verdicts import Cause, FinalState, Ignored, Refusal, WaitReason, Written, write_logged
 
 
 class AgentCreated(Written):
@@ -380,7 +380,7 @@ def read_decision(value: bytes) -> Decision:
 
 def write_decision(decision: Decision) -> bytes:
     """pydantic_core.PydanticSerializationError if the value could not be read back."""
-    return decision.__pydantic_serializer__.to_json(decision, exclude_unset=True, by_alias=True, warnings="error")
+    return write_logged(decision)
 
 
 class TextRecord(Written):

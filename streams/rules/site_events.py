@@ -20,7 +20,7 @@ from streams.rules.site_messages import (
     Release,
     ResumeSite,
 )
-from streams.rules.verdicts import Cause, Ignored, Refusal, WaitReason, Written
+from streams.rules.verdicts import Cause, Ignored, Refusal, WaitReason, Written, write_logged
 
 
 class SiteConfigured(Written):
@@ -136,19 +136,12 @@ SiteEvent = Annotated[
     Field(discriminator="type"),
 ]
 
-SiteCommand = Annotated[
-    ConfigureSite
-    | PauseSite
-    | ResumeSite
-    | Gate
-    | DeleteFolder
-    | DeleteEnvironment
-    | Claim
-    | Release
-    | InvalidSite
-    | ContinueSite,
-    Field(discriminator="type"),
-]
+SiteInput = (
+    ConfigureSite | PauseSite | ResumeSite | Gate | DeleteFolder | DeleteEnvironment | Claim | Release | InvalidSite
+)
+"""What comes from topics."""
+
+SiteCommand = Annotated[SiteInput | ContinueSite, Field(discriminator="type")]
 
 
 class SiteDecision(Written):
@@ -177,4 +170,5 @@ def read_site_decision(value: bytes) -> SiteDecision:
 
 
 def write_site_decision(decision: SiteDecision) -> bytes:
-    return decision.__pydantic_serializer__.to_json(decision, exclude_unset=True, by_alias=True)
+    """pydantic_core.PydanticSerializationError if the value could not be read back."""
+    return write_logged(decision)

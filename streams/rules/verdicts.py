@@ -140,3 +140,8 @@ class ContinueCause(Written):
 
 
 Cause = RecordCause | SenderCause | TimerCause | ContinueCause
+
+
+def write_logged(decision: Written) -> bytes:
+    """A decision's exact bytes in the log. pydantic_core.PydanticSerializationError if they could not be read back."""
+    return decision.__pydantic_serializer__.to_json(decision, exclude_unset=True, by_alias=True, warnings="error")

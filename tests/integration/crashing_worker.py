@@ -24,13 +24,13 @@ from typing import Any, Final, NamedTuple, NoReturn
 import structlog
 from aiokafka import AIOKafkaProducer
 
+from api.cli.service import log_as_json
 from streams import CHANGELOG
 from streams.kafka import commit, ownership
 from streams.kafka.worker import run_worker
 from streams.partition import Changes, Partition
 from streams.rules.limits import Defaults
 from streams.settings import load_settings
-from tests.integration.counting_worker import log_as_json
 
 CRASHED: Final = 99
 log = structlog.get_logger()

@@ -3,11 +3,11 @@
 import asyncio
 import sys
 
+from api.cli.service import log_as_json
 from streams.kafka import commit, ownership
 from streams.kafka.worker import run_worker
 from streams.partition import Changes
 from streams.settings import load_settings
-from tests.integration.counting_worker import log_as_json
 
 
 class StuckWriter(commit.Writer):
