@@ -59,8 +59,8 @@ def up() -> None:
     end_on_sigterm()
     try:
         with services(settings, console) as running:
-            console.print(_what_to_try(settings), highlight=False, markup=False)
             try:
+                console.print(_what_to_try(settings), highlight=False, markup=False)
                 _watch(running)
             except KeyboardInterrupt:
                 console.print("stopping; the data is kept (Ctrl-C again: at once)", highlight=False)

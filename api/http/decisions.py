@@ -97,7 +97,7 @@ class Log:
 
     @property
     def read_to(self) -> Mapping[TopicPartition, int]:
-        """Where reading goes on, by partition of both logs; empty before it began."""
+        """Where reading goes on, by partition of both logs, behind markers of transactions; empty before it began."""
         return self._read_to
 
     # -- writing --------------------------------------------------------------------------------------------------
@@ -262,6 +262,8 @@ class Log:
                             listener(record)
                         if number % RECORDS_AT_ONCE == 0:
                             await asyncio.sleep(0)
+                for target in self._read_to:  # over the markers of transactions, which are no records
+                    self._read_to[target] = await consumer.position(target)
         finally:
             broken.cancel()
 

@@ -53,7 +53,7 @@ CATCHING_UP_MAX: Final = 2
 CATCH_UP_RECORDS_PER_SECOND: Final = 20_000
 """Of each that is read for: together at most a part of what this process can do."""
 SLICE_SECONDS_MAX: Final = 10.0
-REACH_SECONDS_MAX: Final = 2.0
+REACH_SECONDS_MAX: Final = 4.0
 BEGIN_POLL_SECONDS: Final = 0.05
 
 _WORDS: Final[Mapping[str, str]] = {
@@ -184,6 +184,13 @@ class Live:
             self._recent = Recent(self._tail.copy())
         return self._tail
 
+    def _pass_over_markers(self) -> LogVector | None:
+        """The same, also behind what isn't a record: another process, which began there, gave ids from behind it."""
+        if (tail := self._begun()) is not None:
+            for (topic, partition), offset in self._reader.read_to.items():
+                tail.move(self._index(topic, partition), offset)
+        return tail
+
     def _index(self, topic: str, partition: int) -> int:
         return LOGS.index(topic) * self._partitions + partition
 
@@ -236,7 +243,7 @@ class Live:
         """Wait a moment until the log was read as far as ``since``. Raises Problem."""
         loop = asyncio.get_running_loop()
         until_seconds = loop.time() + REACH_SECONDS_MAX
-        while (tail := self._begun()) is None or not (since is None or tail.covers(since)):
+        while (tail := self._pass_over_markers()) is None or not (since is None or tail.covers(since)):
             if loop.time() < until_seconds:
                 self._moved.clear()
                 with suppress(TimeoutError):

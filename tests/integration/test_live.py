@@ -170,6 +170,17 @@ async def test_an_api_that_has_just_begun_takes_who_comes_back_though_nothing_is
     assert listener.ids[1] == listener.ids[0]
 
 
+async def test_an_id_of_an_api_that_began_later_is_good_at_an_older_one_though_nothing_is_decided(berth: Stack) -> None:
+    """Where the later one began is behind the marker of the last transaction, which is no record."""
+    for _ in range(3):
+        await limited(berth.http, fresh("m"), 1)  # the older one has seen a record in that partition
+    younger = await berth.start_api()
+    listener = Listener()
+    await listener.listen(younger, has(0))
+    for older in berth.clients:
+        await listener.listen(older, lambda heard, ids=len(listener.ids): len(heard.ids) > ids)
+
+
 async def test_a_stream_ends_when_the_token_does(berth: Stack) -> None:
     token = signed(claims(exp=int(time.time()) + 3, agents=["*"]))
     listener = Listener()
