@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from api.http.decisions import LogUnavailable
+from streams.rules.messages import NO_CONTROL_CHARACTERS
 from streams.rules.verdicts import Refusal
 
 log = structlog.get_logger()
@@ -51,9 +52,9 @@ REFUSAL_ADVICE: Final[Mapping[str, str]] = {
     "dependency_unfinished": "What it depends on has not finished. Queue it: it starts when that has.",
     "not_yet_available": "Its available_at lies in the future. Queue it, or ask again then.",
     "run_budget_used_up": "The run budget has nothing left. Queue the trigger, or raise the budget.",
-    "agent_parallelism_limit_reached": "All slots of the agent are taken. Queue the trigger, or force it if allowed.",
+    "agent_parallelism_limit_reached": "All slots of the agent are taken. Queue the trigger.",
     "force_limit_reached": "As many forced ones run as the agent has slots. Queue the trigger.",
-    "agent_backlog_full": "As many triggers wait as the agent allows. Try later, or raise max_backlog_depth.",
+    "agent_backlog_full": "As much waits as the agent may have waiting. Try later.",
     "site_unknown": "Nobody has configured this site. Set its capacity with PUT /api/sites/{site}/capacity.",
     "site_paused": "The site is paused. Queue the trigger, or resume the site.",
     "organization_disabled": "The organization is disabled at this site. Queue the trigger, or enable it.",
@@ -62,6 +63,12 @@ REFUSAL_ADVICE: Final[Mapping[str, str]] = {
     "site_workers_busy": "Every worker of the site's pool is taken. Queue the trigger, or enlarge the pool.",
     "site_not_answering": "The site didn't answer in time, so nothing was started. Send it again, with a new key.",
 }
+
+_MORE_ADVICE: Final[Mapping[tuple[str, str | None], str]] = {
+    ("agent_backlog_full", "max_backlog_depth"): "Or raise its max_backlog_depth.",
+    ("agent_backlog_full", "backlog_bytes_max"): "Or send smaller payloads: theirs are at the most that may wait.",
+}
+"""By code and reason, where the reason is the name of a bound."""
 
 
 class Problem(Exception):  # noqa: N818 - the word of RFC 9457
@@ -126,8 +133,13 @@ def database_unavailable() -> Problem:
 def of_refusal(refusal: Refusal, members: Mapping[str, Any], status: int | None = None) -> Problem:
     """What the rules refused, with everything that they know of the way out. ``status`` None: that of the code."""
     status = REFUSAL_STATUS.get(refusal.code, 409) if status is None else status
-    advice = REFUSAL_ADVICE.get(refusal.code, "Nothing was changed.")
-    detail = f"{refusal.reason}. {advice}" if refusal.reason else advice
+    detail = REFUSAL_ADVICE.get(refusal.code, "Nothing was changed.")
+    if (more := _MORE_ADVICE.get((refusal.code, refusal.reason))) is not None:
+        detail = f"{detail} {more}"
+    elif refusal.reason:
+        detail = f"{refusal.reason}. {detail}"
+    if refusal.force_allowed:
+        detail = f"{detail} Or force it: then it runs beyond the limit."
     known = {
         "running": refusal.running,
         "limit": None if refusal.limit == "unlimited" else refusal.limit,
@@ -184,6 +196,8 @@ def of_validation(errors: Sequence[Any]) -> Problem:
     code, words = _TYPES.get(error["type"], ("invalid_field", ""))
     if error["type"] == "value_error":
         words = str(error["ctx"]["error"])
+    if error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == NO_CONTROL_CHARACTERS:
+        words = "must have no control characters"
     return invalid(code, field, f"{field}: {words or error['msg']}. Nothing was changed.")
 
 

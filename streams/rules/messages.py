@@ -148,8 +148,8 @@ OutcomeText = Annotated[Text | None, _bounded_text(None, only_string=False)]
 
 TEXT_FIELDS: Final = ("message", "payload", "error", "result")
 
-_NO_CONTROLS: Final = r"^[^\x00-\x1f\x7f-\x9f]+$"
-Id = Annotated[str, StringConstraints(min_length=1, max_length=limits.ID_CHARACTERS_MAX, pattern=_NO_CONTROLS)]
+NO_CONTROL_CHARACTERS: Final = r"^[^\x00-\x1f\x7f-\x9f]+$"
+Id = Annotated[str, StringConstraints(min_length=1, max_length=limits.ID_CHARACTERS_MAX, pattern=NO_CONTROL_CHARACTERS)]
 
 
 def _comparable(path: str, info: ValidationInfo) -> str:
@@ -163,11 +163,13 @@ def _comparable(path: str, info: ValidationInfo) -> str:
 
 FolderPath = Annotated[
     str,
-    StringConstraints(min_length=1, max_length=limits.FOLDER_BYTES_MAX, pattern=_NO_CONTROLS),
+    StringConstraints(min_length=1, max_length=limits.FOLDER_BYTES_MAX, pattern=NO_CONTROL_CHARACTERS),
     AfterValidator(_comparable),
 ]
 """A folder as it was sent, of which there is a compared form (D2)."""
-Kind = Annotated[str, StringConstraints(min_length=1, max_length=limits.ID_CHARACTERS_MAX, pattern=_NO_CONTROLS)]
+Kind = Annotated[
+    str, StringConstraints(min_length=1, max_length=limits.ID_CHARACTERS_MAX, pattern=NO_CONTROL_CHARACTERS)
+]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 SchemaVersion = Annotated[StrictInt, Field(ge=1, le=limits.SCHEMA_VERSION)]
 TimeoutSeconds = Annotated[StrictInt, Field(ge=1, le=limits.TIMEOUT_SECONDS_MAX)]
