@@ -147,20 +147,28 @@ class NaiveAgent(NaiveTurns):
             return "run_budget_used_up"
         if self.exists and not self.room_for(new.key):
             return "agent_parallelism_limit_reached"
-        trial = NaiveAgent(self.default_limit, self.learn, True, self.set_limit if self.exists else self.default_limit)
-        trial.serial, trial.budget, trial.places = self.serial, self.budget, self.places
-        trial.live = [
-            Work(**vars(work))
-            for work in self.live
-            if work is not replied and not (work.state == "waiting" and work.claim is None and work.is_over(at))
-        ]
-        trial.live.append(copy := Work(**{**vars(new), "on_busy": "queue", "expires": None, "uses_site": None}))
-        trial.pump(at)
+        return self.why_not_beside(new, replied, at)
+
+    def why_not_beside(self, new: Work, instead_of: Work | None, at: int) -> str | None:
+        """Why it would not start with the others, of whom some may have become available since the last pump."""
+        trial, copy = self.tried(new, instead_of, at, "queue")
         if copy.state == "running":
             return None
         if trial.head(new.conversation) is not copy:
             return "conversation_busy"
         return "run_budget_used_up" if trial.room_for(copy.key) else "agent_parallelism_limit_reached"
+
+    def tried(self, new: Work, instead_of: Work | None, at: int, on_busy: str) -> tuple["NaiveAgent", Work]:
+        trial = NaiveAgent(self.default_limit, self.learn, True, self.set_limit if self.exists else self.default_limit)
+        trial.serial, trial.budget, trial.places = self.serial, self.budget, self.places
+        trial.live = [
+            Work(**vars(work))
+            for work in self.live
+            if work is not instead_of and not (work.state == "waiting" and work.claim is None and work.is_over(at))
+        ]
+        trial.live.append(copy := Work(**{**vars(new), "on_busy": on_busy, "expires": None, "uses_site": None}))
+        trial.pump(at)
+        return trial, copy
 
     def status(self, command: Json, at: int) -> Verdict:
         execution = command.get("execution_id")
@@ -279,22 +287,30 @@ class NaiveAgent(NaiveTurns):
         if work.state != "paused":
             return "ignored", "not_paused"
         if on_busy in ("ask", "force"):
-            has_room = self.room_for((at, work.created, work.id.encode()))
-            force = on_busy == "force" and not has_room and not self.serial and work.uses_site is None
-            reasons = (
-                (self.paused, "agent_paused"),
-                (self.head(work.conversation) is not work, "conversation_busy"),
-                (not self.budget_left(), "run_budget_used_up"),
-                (not has_room and not force, "agent_parallelism_limit_reached"),
-                (force and not self.may_force(), "force_limit_reached"),
-                (self.is_mute(work.uses_site), "site_not_answering"),
-            )
-            code = next((code for holds, code in reasons if holds), None)
+            again = Work(**{**vars(work), "state": "waiting", "available": at, "late": 0})
+            code = self.why_not_again(work, again, at)
+            force = on_busy == "force" and code == "agent_parallelism_limit_reached"
+            if force and not self.serial and work.uses_site is None:
+                code = None if self.may_force() else "force_limit_reached"
+                if code is None and self.tried(again, work, at, "force")[1].state != "running":
+                    code = "run_budget_used_up"
+                work.on_busy = "force" if code is None else work.on_busy
+            elif code is None and self.is_mute(work.uses_site):
+                code = "site_not_answering"
             if code is not None:
                 return "refused", code
-            work.on_busy = "force" if force else "queue"
         work.state, work.available, work.late = "waiting", at, 0
         return ("done",)
+
+    def why_not_again(self, work: Work, again: Work, at: int) -> str | None:
+        """The first reason why what is paused would not start, or ask its site, now."""
+        if self.paused:
+            return "agent_paused"
+        if self.head(work.conversation) is not work:
+            return "conversation_busy"
+        if not self.budget_left():
+            return "run_budget_used_up"
+        return self.why_not_beside(again, work, at)
 
     def configure(self, command: Json) -> Verdict:
         serial = bool(command["serial"]) if "serial" in command else self.serial

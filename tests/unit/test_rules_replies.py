@@ -225,3 +225,25 @@ def test_a_resume_that_asks_never_passes_who_became_available_before_it(
     driven.fire()
     assert driven.running() == (["soon"] if code else ["soon", "t1"])
     driven.check()
+
+
+@pytest.mark.parametrize(
+    ("on_busy", "budget", "code"),
+    [("ask", 1, "agent_parallelism_limit_reached"), ("force", 1, None), ("force", 0, "run_budget_used_up")],
+)
+def test_who_became_available_and_finds_no_slot_takes_no_budget_from_a_resume(
+    on_busy: str, budget: int, code: str | None
+) -> None:
+    """B3, B4, E4: the budget is what stops it only if those that start before it use it up."""
+    driven = Driven(1)
+    driven.trigger("t1")
+    driven.status("t1", "paused")
+    driven.trigger("busy")
+    driven.configure(run_budget=budget)
+    driven.trigger("soon", available_at=at_seconds(5))
+    driven.skip(6)
+    decision = driven.control("resume_trigger", trigger_id="t1", on_busy=on_busy)
+    assert (decision.refusal.code if decision.refusal else None) == code
+    driven.fire()
+    assert driven.running() == (["busy"] if code else ["busy", "t1"])
+    driven.check()

@@ -186,12 +186,14 @@ def _resume(step: Step, row: TriggerRow, on_busy: str | None) -> None:
             code = "agent_paused"
         elif agent.head(row.conversation_id) is not row:
             code = "conversation_busy"
-        elif not agent.has_budget(starting):
+        elif not agent.budget_left:
             code = "run_budget_used_up"
         elif not has_room and not force:
             code = "agent_parallelism_limit_reached"
         elif force and not agent.may_force:
             code = "force_limit_reached"
+        elif not agent.has_budget(agent.room_taken_by(order, starting)):
+            code = "run_budget_used_up"
         elif row.site_id in agent.mute:
             code = "site_not_answering"
     if code is not None:

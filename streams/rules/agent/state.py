@@ -163,6 +163,13 @@ class Agent:
         limit = self.limit
         return limit is None or self.running + starting + int(self.asking.bisect_left(key)) < limit
 
+    def room_taken_by(self, key: OrderKey, starting: int) -> int:
+        """How many of so many that start before ``key`` find a slot: the others take nothing of the budget."""
+        limit = self.limit
+        if limit is None:
+            return starting
+        return min(starting, max(0, limit - self.running - int(self.asking.bisect_left(key))))
+
     @property
     def may_force(self) -> bool:
         """Whether one more attempt may exceed the limit (B4)."""
