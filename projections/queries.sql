@@ -50,7 +50,8 @@ SELECT triggers.agent_id, triggers.trigger_id, triggers.conversation_id, trigger
        triggers.on_busy, triggers.requested_by, triggers.created_at, triggers.available_at, triggers.expires_at,
        triggers.accepted_at, triggers.state_since, triggers.execution_class, triggers.priority, triggers.site,
        triggers.worker, triggers.environment_id, triggers.folder, triggers.organization_id, triggers.department_id,
-       triggers.attempt, triggers.failures, triggers.max_attempts, triggers.place_number, triggers.approval_required,
+       triggers.attempt, triggers.failures, triggers.max_attempts, triggers.place_rank, triggers.place_number,
+       triggers.approval_required,
        triggers.approved_at, triggers.failures_approved, triggers.degraded, triggers.dependencies,
        trigger_claims.n AS claim_n, trigger_claims.state AS claim_state, trigger_claims.since AS claim_since,
        trigger_claims.asked_at AS claim_asked_at, trigger_claims.reason AS claim_reason,
@@ -112,7 +113,7 @@ SELECT triggers.*, trigger_claims.n AS claim_n, trigger_claims.state AS claim_st
 SELECT trigger_id, conversation_id, execution_id, dispatched_at, max(dispatched_at) OVER () AS newest_at
   FROM attempts
  WHERE agent_id = %(agent_id)s AND ended_at IS NULL
- ORDER BY dispatched_at, execution_id
+ ORDER BY dispatched_at, trigger_id
  LIMIT %(max_rows)s;
 
 -- name: reservations
@@ -128,14 +129,20 @@ SELECT triggers.trigger_id, triggers.conversation_id, triggers.available_at, tri
 
 -- name: sites_not_answering
 -- Sites that owe the agent an answer past its time, and since when: it asks nothing more of them.
-SELECT DISTINCT ON (site) site, trigger_id, since
+SELECT DISTINCT ON (trigger_claims.site) trigger_claims.site, trigger_claims.trigger_id, triggers.conversation_id, since
   FROM trigger_claims
- WHERE agent_id = %(agent_id)s AND reason = 'site_not_answering'
- ORDER BY site, since;
+  JOIN triggers ON triggers.agent_id = trigger_claims.agent_id AND triggers.trigger_id = trigger_claims.trigger_id
+ WHERE trigger_claims.agent_id = %(agent_id)s AND reason = 'site_not_answering'
+ ORDER BY trigger_claims.site, trigger_claims.n;
 
 -- name: unmet_dependencies
--- What triggers of an agent depend on that has not finished, as it was told last.
-SELECT trigger_id, dependency_agent_id, dependency_conversation_id, outcome, told_at
+-- What triggers of an agent depend on that has not finished, as it was told last; lives_since: when the oldest trigger was
+-- received that lives in that conversation.
+SELECT trigger_id, dependency_agent_id, dependency_conversation_id, outcome, told_at,
+       (SELECT min(live.accepted_at)
+          FROM triggers AS live
+         WHERE live.agent_id = dependency_agent_id AND live.conversation_id = dependency_conversation_id
+           AND live.ended_at IS NULL) AS lives_since
   FROM dependencies
  WHERE agent_id = %(agent_id)s AND trigger_id = ANY(%(trigger_ids)s::text[]) AND outcome IS DISTINCT FROM 'finished'
  ORDER BY trigger_id, position;
@@ -197,14 +204,6 @@ SELECT seq, decided_at, log_partition, log_offset, command_type, command_id, set
   FROM decisions
  WHERE agent_id = %(agent_id)s AND seq > %(after_seq)s
  ORDER BY seq
- LIMIT %(max_rows)s;
-
--- name: decisions_of_partition_page
--- The decisions of one partition of the log, oldest first after a cursor.
-SELECT agent_id, seq, decided_at, log_offset, command_type, command_id, settles, refusal_code, ignored_reason, record
-  FROM decisions
- WHERE log_partition = %(partition)s AND log_offset > %(after_offset)s
- ORDER BY log_offset
  LIMIT %(max_rows)s;
 
 -- name: conversation
@@ -389,7 +388,7 @@ SELECT wanted.site, holders.*
                 ORDER BY last.granted_at DESC
                 LIMIT 1) AS newest
          WHERE claims.site = wanted.site COLLATE "C" AND claims.granted_at IS NOT NULL AND claims.worker
-         ORDER BY claims.granted_at, claims.agent_id, claims.trigger_id
+         ORDER BY claims.granted_at, claims.granted_seq, claims.agent_id, claims.trigger_id
          LIMIT %(max_rows)s) AS holders;
 
 -- name: folder_holders
@@ -401,7 +400,7 @@ SELECT wanted.site, wanted.environment_id, wanted.path AS wanted_path, holders.*
  CROSS JOIN LATERAL (
         SELECT found.*, triggers.conversation_id,
                CASE triggers.state WHEN 'running' THEN triggers.execution_id END AS execution_id
-          FROM (SELECT claims.agent_id, claims.trigger_id, claims.path, claims.granted_at,
+          FROM (SELECT claims.agent_id, claims.trigger_id, claims.path, claims.granted_at, claims.granted_seq,
                        count(*) OVER () AS holders_count, max(claims.granted_at) OVER () AS newest_at
                   FROM site_claims AS claims
                  WHERE claims.site = wanted.site COLLATE "C" AND claims.granted_at IS NOT NULL
@@ -409,10 +408,10 @@ SELECT wanted.site, wanted.environment_id, wanted.path AS wanted_path, holders.*
                    AND (claims.path = wanted.path OR claims.path = '/' OR wanted.path = '/'
                         OR starts_with(claims.path, wanted.path || '/')
                         OR starts_with(wanted.path, claims.path || '/'))
-                 ORDER BY claims.granted_at, claims.agent_id, claims.trigger_id
+                 ORDER BY claims.granted_at, claims.granted_seq, claims.agent_id, claims.trigger_id
                  LIMIT %(max_rows)s) AS found
           LEFT JOIN triggers ON triggers.agent_id = found.agent_id AND triggers.trigger_id = found.trigger_id
-         ORDER BY found.granted_at, found.agent_id, found.trigger_id) AS holders;
+         ORDER BY found.granted_at, found.granted_seq, found.agent_id, found.trigger_id) AS holders;
 
 -- name: folder_blockers
 -- For each of some folders, as in folder_holders, who waits for an overlapping one, was passed too often and is behind no

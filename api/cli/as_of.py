@@ -1,7 +1,7 @@
 """``berth as-of``: capacity, slots, queue, workers and folders as they were at a moment of the past."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import psycopg
 import typer
@@ -13,7 +13,7 @@ from api.cli.log_reading import KEPT, decisions, decisions_of, instant
 from projections import schema
 from projections.past import INSTANT_MAX, SEQ_MAX, agent_past, everything_past
 from streams.audit.as_of import AgentThen, AsOf, ClaimThen, SiteThen, agent_then, as_json, everything
-from streams.audit.causes import Cause, Holder
+from streams.audit.causes import Cause, Holder, TriggerId
 from streams.audit.past import Past
 from streams.rules.order import format_instant
 from streams.settings import Settings, load_settings
@@ -180,7 +180,8 @@ def _print_site(console: Console, site: SiteThen) -> None:
     for claim in site.granted:
         table.add_row("has", claim.agent_id, claim.trigger_id, _needs(claim), "")
     for position, claim in enumerate(site.waiting, start=1):
-        why = said(Cause(claim.reason or "site_asked", None, claim.holders, len(claim.holders)))  # type: ignore[arg-type]
+        reason: Any = claim.reason or "site_asked"
+        why = said(Cause(reason, "", holders=claim.holders, holders_count=len(claim.holders)))
         table.add_row(f"{position}.", claim.agent_id, claim.trigger_id, _needs(claim), why)
     if table.row_count:
         console.print(table, markup=False)
@@ -205,6 +206,8 @@ def said(cause: Cause) -> str:
     return text
 
 
-def name_of(holder: Holder) -> str:
-    """A trigger and its agent."""
+def name_of(holder: Holder | TriggerId) -> str:
+    """A trigger, or the conversation that it stands for, and its agent."""
+    if isinstance(holder, Holder) and holder.trigger_id is None:
+        return f"conversation {holder.conversation_id} of {holder.agent_id}"
     return f"{holder.trigger_id} of {holder.agent_id}"

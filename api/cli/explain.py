@@ -12,7 +12,7 @@ from api.cli.as_of import name_of, said
 from api.cli.command_failed import CommandFailed
 from api.cli.log_reading import KEPT, decisions
 from streams.audit.as_of import as_json
-from streams.audit.causes import Holder
+from streams.audit.causes import TriggerId
 from streams.audit.explain import Explained, Explainer, Happened, Waited
 from streams.audit.precedence import Comparison, Place, Precedence, Rule
 from streams.rules.order import format_instant
@@ -35,8 +35,8 @@ def explain(
     With a second trigger: which of the two started first, and what decided that. Reads the log of decisions of the
     agents named and of the sites, from its beginning. Changes nothing.
     """
-    one = Holder(agent, trigger)
-    second = None if other is None else Holder(other_agent or agent, other)
+    one = TriggerId(agent, trigger)
+    second = None if other is None else TriggerId(other_agent or agent, other)
     agents = sorted({agent} if second is None else {agent, second.agent_id})
     explainer = Explainer(agent, trigger)
     comparison = Comparison(one, second) if second is not None else None
@@ -138,7 +138,7 @@ def _print_precedence(found: Precedence) -> None:
         console.print(line, highlight=False, markup=False)
 
 
-def _place(one: Holder, place: Place | None) -> str:
+def _place(one: TriggerId, place: Place | None) -> str:
     if place is None:
         return f"  {one.trigger_id}: no place in the order"
     available_at, created_at = format_instant(place.available_at), format_instant(place.created_at)

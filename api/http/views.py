@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from api.http.problems import invalid
-from api.http.waiting import Cause, Facts, Row, causes, site_of
+from api.http.waiting import Facts, Row, causes, site_of
+from streams.audit.causes import Cause
+from streams.rules.order import format_instant
 
 CURSOR_CHARACTERS_MAX: Final = 4_000
 
@@ -319,9 +321,15 @@ def to_restart(row: Row, texts: Sequence[Row]) -> dict[str, Any]:
 
 def cause(found: Cause) -> dict[str, Any]:
     """``site``, ``scope`` and ``name`` are there only of causes that are a site's or a gate's."""
-    content = asdict(found)
-    content["holders"] = [{name: plain(value) for name, value in holder.items()} for holder in content["holders"]]
-    return {name: plain(value) for name, value in content.items() if value is not None or name not in _OF_SITES}
+    content = asdict(found) | {"holders": [_with_instants(asdict(holder)) for holder in found.holders]}
+    return {
+        name: value for name, value in _with_instants(content).items() if value is not None or name not in _OF_SITES
+    }
+
+
+def _with_instants(content: dict[str, Any]) -> dict[str, Any]:
+    instants = {name: format_instant(content[name]) for name in ("since", "until") if content.get(name) is not None}
+    return content | instants
 
 
 _OF_SITES: Final = frozenset(("site", "scope", "name"))

@@ -8,7 +8,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from api.http.database import Reading
-from api.http.waiting import Facts, GateId, Place, Row, gates_of, place_of, site_of
+from api.http.waiting import Facts, Row, site_of, stored_trigger
+from streams.audit.causes import GateId, PlaceId, gates_of, place_of
 from streams.rules.limits import HOLDERS_MAX, PARALLELISM_LIMIT_MAX
 
 _RESERVATIONS_MAX: Final = HOLDERS_MAX
@@ -24,8 +25,9 @@ async def read_facts(reading: Reading, agent: Row, triggers: Sequence[Row]) -> F
     of_agent = {"agent_id": agent["agent_id"]}
     holders: dict[str, object] = {"max_rows": HOLDERS_MAX}
     sites = sorted({site for trigger in triggers if (site := site_of(trigger)) is not None})
-    places = list(dict.fromkeys(place for trigger in triggers if (place := place_of(trigger)) is not None))
-    gates = list(dict.fromkeys(gate for trigger in triggers for gate in gates_of(trigger)))
+    waiting = [stored_trigger(row) for row in triggers]
+    places = list(dict.fromkeys(place for trigger in waiting if (place := place_of(trigger)) is not None))
+    gates = list(dict.fromkeys(gate for trigger in waiting for gate in gates_of(trigger)))
     blocked = [row["trigger_id"] for row in triggers if row["dependencies"] and row["place_number"] is None]
     queries: dict[str, Mapping[str, object]] = {}
     if agent["max_parallel"] is not None and triggers:
@@ -54,17 +56,17 @@ async def read_facts(reading: Reading, agent: Row, triggers: Sequence[Row]) -> F
     return Facts(
         agent=agent,
         in_cycles=in_cycles,
-        slots=found["slot_holders"],
-        reservations=found["reservations"],
+        slot_rows=found["slot_holders"],
+        reservation_rows=found["reservations"],
         not_answering={row["site"]: row for row in found["sites_not_answering"]},
         dependencies=_grouped(found["unmet_dependencies"], lambda row: row["trigger_id"]),
         sites={row["site"]: row for row in found["sites_by_id"]},
         gates={GateId(row["site"], row["scope"], row["name"]): row for row in found["gates_by_key"]},
         claims={(row["site"], row["trigger_id"]): row for row in found["site_claims_of_triggers"]},
         deletions={_place(row, "path"): row["deleted_at"] for row in found["deletions_by_path"]},
-        workers=_grouped(found["worker_holders"], lambda row: row["site"]),
-        folders=_grouped(found["folder_holders"], lambda row: _place(row, "wanted_path")),
-        blockers=_grouped(found["folder_blockers"], lambda row: _place(row, "wanted_path")),
+        worker_rows=_grouped(found["worker_holders"], lambda row: row["site"]),
+        folder_rows=_grouped(found["folder_holders"], lambda row: _place(row, "wanted_path")),
+        blocker_rows=_grouped(found["folder_blockers"], lambda row: _place(row, "wanted_path")),
     )
 
 
@@ -77,7 +79,7 @@ def _claims_of(triggers: Iterable[Row]) -> dict[str, object]:
     return _lists(asked, "sites", "trigger_ids")
 
 
-def _of_places(places: Iterable[Place]) -> dict[str, object]:
+def _of_places(places: Iterable[PlaceId]) -> dict[str, object]:
     return _lists(list(places), "sites", "environment_ids", "paths")
 
 
@@ -86,8 +88,8 @@ def _lists(keys: Sequence[tuple[Any, ...]], *names: str) -> dict[str, object]:
     return {name: [key[index] for key in keys] for index, name in enumerate(names)}
 
 
-def _place(row: Row, path: str) -> Place:
-    return Place(row["site"], row["environment_id"], row[path])
+def _place(row: Row, path: str) -> PlaceId:
+    return PlaceId(row["site"], row["environment_id"], row[path])
 
 
 def _grouped(rows: Iterable[Row], key_of: Callable[[Row], Key]) -> dict[Key, list[Row]]:

@@ -6,12 +6,11 @@ decision folded, or a later one at which nothing had been decided since: only wh
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from itertools import islice
 from typing import Any, Literal
 
-from streams.audit.causes import Cause, Holder, causes, holders_at_site
+from streams.audit.causes import Cause, Holder, causes
+from streams.audit.folded_facts import FoldedFacts, holders_at_site
 from streams.audit.past import Past
-from streams.rules import limits
 from streams.rules.agent.rows import TriggerRow
 from streams.rules.agent.state import Agent
 from streams.rules.order import format_instant
@@ -126,13 +125,17 @@ def everything(past: Past, at: int) -> AsOf:
     return AsOf(
         at,
         past.decisions,
-        tuple(agent_then(agent, at, past.sites) for agent in agents),
+        tuple(_agent_then(agent, at, past.facts(agent)) for agent in agents),
         tuple(site_then(site) for site in sites),
     )
 
 
 def agent_then(agent: Agent, at: int, sites: Mapping[str, Site]) -> AgentThen:
     """One agent. ``sites``: those that are known; a claim at another is shown as it stood in the agent's log."""
+    return _agent_then(agent, at, FoldedFacts(agent, sites, {agent.agent_id: agent}, knows_all=False))
+
+
+def _agent_then(agent: Agent, at: int, facts: FoldedFacts) -> AgentThen:
     limit = agent.limit
     return AgentThen(
         agent_id=agent.agent_id,
@@ -153,7 +156,7 @@ def agent_then(agent: Agent, at: int, sites: Mapping[str, Site]) -> AgentThen:
             )
         ),
         queue=tuple(
-            _waiting(agent, position, agent.triggers[key.id.decode()], at, sites)
+            _waiting(position, agent.triggers[key.id.decode()], at, facts)
             for position, key in enumerate(agent.waiting, start=1)
         ),
         paused_triggers=tuple(row.trigger_id for row in agent.triggers.values() if row.state == "paused"),
@@ -178,8 +181,7 @@ def _slot(row: TriggerRow) -> SlotThen:
     )
 
 
-def _waiting(agent: Agent, position: int, row: TriggerRow, at: int, sites: Mapping[str, Site]) -> WaitingThen:
-    site = sites.get(row.site_id) if row.site_id is not None else None
+def _waiting(position: int, row: TriggerRow, at: int, facts: FoldedFacts) -> WaitingThen:
     return WaitingThen(
         position,
         row.trigger_id,
@@ -188,7 +190,7 @@ def _waiting(agent: Agent, position: int, row: TriggerRow, at: int, sites: Mappi
         row.created_at,
         row.accepted_at,
         row.attempt,
-        tuple(causes(agent, row, at, site)),
+        tuple(causes(facts, row, at)),
     )
 
 
@@ -211,8 +213,7 @@ def site_then(site: Site) -> SiteThen:
 
 def _waiting_claim(site: Site, claim: ClaimRow) -> ClaimThen:
     reason = site.why_waiting(claim)
-    holders = holders_at_site(site, claim, reason)
-    return _claim(claim, reason, tuple(islice(holders, limits.HOLDERS_MAX)))
+    return _claim(claim, reason, tuple(holders_at_site(site, claim, reason)))
 
 
 def _claim(claim: ClaimRow, reason: str | None, holders: tuple[Holder, ...]) -> ClaimThen:

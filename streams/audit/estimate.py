@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from streams.audit.causes import Reason, first_cause
+from streams.audit.causes import Reason, causes
 from streams.audit.logged import Logged
 from streams.audit.past import Past
 from streams.rules import events
@@ -146,14 +146,13 @@ class _Plays:
             yield Estimate(agent.agent_id, row.trigger_id, position, reason, middle, low, high, own)
 
     def _enter(self, agent: Agent, row: TriggerRow) -> tuple[Reason | None, _Waiting | None]:
-        site = self._past.sites.get(row.site_id) if row.site_id is not None else None
-        cause = first_cause(agent, row, self._at, site)
-        reason = None if cause is None else cause.reason
+        found = [cause.reason for cause in causes(self._past.facts(agent), row, self._at)]
+        reason = next((one for one in found if one not in _TIMED), found[0] if found else None)
         is_timed = reason is None or reason in _TIMED
         head = agent.head(row.conversation_id)
         if head is not None and head.state == "paused":  # nobody knows when the person answers
             is_timed = False
-        if row.site_id is not None and site is None:
+        if row.site_id is not None and row.site_id not in self._past.sites:
             is_timed = False
         if not is_timed or agent.held_back:
             return reason, None

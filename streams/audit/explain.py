@@ -12,7 +12,7 @@ from streams.audit.causes import Cause, Holder, Reason, causes
 from streams.audit.logged import Logged
 from streams.audit.past import Past
 from streams.rules import events
-from streams.rules.messages import Control, Park, Status, Stop, Timer, Trigger
+from streams.rules.messages import Control, LosePayload, Park, Status, Stop, Timer, Trigger
 from streams.rules.order import SECOND
 from streams.rules.site_messages import Internal
 
@@ -43,12 +43,18 @@ class Held:
 
 @dataclass(slots=True)
 class Waited:
-    """One cause, for as long as it held without a break. At most 20 holders at a time; ``to_at`` None: still."""
+    """One cause, for as long as it held without a break. At most 20 holders at a time; ``to_at`` None: still.
+
+    ``site``, ``scope`` and ``name``: of whose, where it is a site's or a gate's.
+    """
 
     reason: Reason
     from_at: int
     to_at: int | None = None
     holders: list[Held] = field(default_factory=list)
+    site: str | None = None
+    scope: str | None = None
+    name: str | None = None
 
     def seconds(self, now: int) -> float:
         return ((now if self.to_at is None else self.to_at) - self.from_at) / SECOND
@@ -66,6 +72,10 @@ class Explained:
     timeline: tuple[Happened | Waited, ...]
 
 
+_Key = tuple[Reason, str | None, str | None, str | None]
+"""A cause, and the site, scope and name that it is of."""
+
+
 class Explainer:
     """Feed it the decisions of the trigger's agent and of all sites, in causal order."""
 
@@ -74,7 +84,7 @@ class Explainer:
         self._past = Past()
         self._happened: list[Happened] = []
         self._waited: list[Waited] = []
-        self._open: dict[Reason, Waited] = {}
+        self._open: dict[_Key, Waited] = {}
         self._conversation_id: str | None = None
         self._state = "unknown"
         self._dispatched_at: int | None = None
@@ -152,6 +162,8 @@ class Explainer:
         self._state = _STATES.get(event.type, self._state)
         if isinstance(event, events.AttemptFailed | events.LeaseExpired) and event.retry_at is None:
             self._state = "failed" if isinstance(event, events.AttemptFailed) else event.final or "failed"
+        elif isinstance(event, events.PayloadLost) and event.final:
+            self._state = "failed"
         return facts
 
     def _add(self, decision: events.Decision, what: str, by: str, facts: dict[str, Any]) -> None:
@@ -162,26 +174,32 @@ class Explainer:
     def _look(self, at: int) -> None:
         agent = self._past.agents.get(self.agent_id)
         row = agent.triggers.get(self.trigger_id) if agent is not None else None
-        found: dict[Reason, Cause] = {}
+        found: dict[_Key, Cause] = {}
         if agent is not None and row is not None and row.state == "waiting":
-            site = self._past.sites.get(row.site_id) if row.site_id is not None else None
-            found = {cause.reason: cause for cause in causes(agent, row, at, site)}
-        self._until = next((cause.until for cause in found.values() if cause.until is not None), None)
-        for reason in [reason for reason in self._open if reason not in found]:
-            self._close(self._open.pop(reason), at)
-        for reason, cause in found.items():
-            waited = self._open.get(reason)
+            found = {
+                (cause.reason, cause.site, cause.scope, cause.name): cause
+                for cause in causes(self._past.facts(agent), row, at)
+            }
+        untils = (cause.until for cause in found.values() if cause.reason == "not_yet_available")
+        self._until = next(untils, None)
+        for key in [key for key in self._open if key not in found]:
+            self._close(self._open.pop(key), at)
+        for key, cause in found.items():
+            waited = self._open.get(key)
             if waited is None:
-                waited = self._open[reason] = Waited(reason, at)
+                reason, *of_whom = key
+                waited = self._open[key] = Waited(reason, at, None, [], *of_whom)
                 self._waited.append(waited)
             self._hold(waited, cause, at)
 
-    def _hold(self, waited: Waited, cause: Cause, at: int) -> None:
-        holding = {held.holder: held for held in waited.holders if held.to_at is None}
-        for holder, held in holding.items():
-            if holder not in cause.holders:
+    @staticmethod
+    def _hold(waited: Waited, cause: Cause, at: int) -> None:
+        holding = {held.holder.who: held for held in waited.holders if held.to_at is None}
+        now = {holder.who: holder for holder in cause.holders}
+        for who_holds, held in holding.items():
+            if who_holds not in now:
                 held.to_at = at
-        waited.holders.extend(Held(holder, at) for holder in cause.holders if holder not in holding)
+        waited.holders.extend(Held(holder, at) for who_holds, holder in now.items() if who_holds not in holding)
 
     @staticmethod
     def _close(waited: Waited, at: int) -> None:
@@ -224,7 +242,7 @@ def who(decision: events.Decision) -> str:
     if isinstance(command, Internal):
         kind = "agent" if command.type in ("watch", "unwatch", "resolved") else "site"
         return f"{kind} {command.sender.decider}"
-    return "operator of Berth" if isinstance(command, Park) else "Berth, going on with a long step"
+    return "operator of Berth" if isinstance(command, Park | LosePayload) else "Berth, going on with a long step"
 
 
 def explain(log: Iterable[Logged], agent_id: str, trigger_id: str) -> Explained | None:

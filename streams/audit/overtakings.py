@@ -5,10 +5,11 @@ cause of its own not to start then (C3), or the younger one was forced (B4). Wit
 """
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, Literal
 
-from streams.audit.causes import Reason, first_cause
+from streams.audit.causes import Reason, of_agent, of_answer
+from streams.audit.folded_facts import FoldedFacts
 from streams.rules.agent.rows import TriggerRow
 from streams.rules.agent.state import Agent
 
@@ -26,17 +27,17 @@ def overtaken(agent: Agent, row: TriggerRow, forced: bool, at: int) -> Iterator[
     """
     if not agent.waiting or not agent.waiting[0] < row.key:
         return
+    facts = FoldedFacts(agent, {}, knows_all=False)
     older = agent.waiting.irange(maximum=row.key, inclusive=(True, False))
     for key in islice(older, OVERTAKEN_MAX):
         other = agent.triggers[key.id.decode()]
-        yield other.trigger_id, _allowed(agent, other, forced, at)
+        yield other.trigger_id, _allowed(facts, other, forced, at)
 
 
-def _allowed(agent: Agent, other: TriggerRow, forced: bool, at: int) -> Allowed | None:
+def _allowed(facts: FoldedFacts, other: TriggerRow, forced: bool, at: int) -> Allowed | None:
     if other.claim_state == "standing":
         return "waits_at_site"
-    cause = first_cause(agent, other, at, None)
-    reason = None if cause is None else cause.reason
-    if reason not in (None, "agent_parallelism_limit_reached"):
-        return reason
+    for cause in chain(of_agent(facts, other, at), of_answer(facts, other)):
+        if cause.reason != "agent_parallelism_limit_reached":
+            return cause.reason
     return "forced" if forced else None

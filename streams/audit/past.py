@@ -5,6 +5,7 @@ left-over work had come inside of a step. A gate that opens or closes shows or h
 which the decider does in bounded steps; nothing is granted in between, so nobody can tell.
 """
 
+from streams.audit.folded_facts import FoldedFacts
 from streams.audit.logged import Logged
 from streams.rules import events, site_events
 from streams.rules.agent import evolve as agent_evolve
@@ -53,6 +54,10 @@ class Past:
         if agent is None:
             agent = self.agents[agent_id] = Agent(agent_id)
         return agent
+
+    def facts(self, agent: Agent) -> FoldedFacts:
+        """Why the agent's triggers wait; the decisions of all sites must be among those folded."""
+        return FoldedFacts(agent, self.sites, self.agents)
 
     def site(self, site_id: str) -> Site:
         site = self.sites.get(site_id)

@@ -1,14 +1,15 @@
 """Why one trigger started before another: whose place in the order was older, or what let the younger one by."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
-from streams.audit.causes import Cause, Holder, causes
+from streams.audit.causes import Cause, TriggerId, causes
 from streams.audit.logged import Logged
 from streams.audit.past import Past
 from streams.rules import events, site_events
 from streams.rules.order import OrderKey
 
+FULL: Final = "agent_parallelism_limit_reached"
 Rule = Literal[
     "older_available_at",
     "older_created_at",
@@ -43,8 +44,8 @@ class Precedence:
     """
 
     rule: Rule
-    first: Holder
-    second: Holder
+    first: TriggerId
+    second: TriggerId
     at: int
     seq: int
     first_place: Place | None
@@ -55,12 +56,12 @@ class Precedence:
 class Comparison:
     """Feed it the decisions of both triggers' agents and of all sites, in causal order."""
 
-    def __init__(self, one: Holder, other: Holder) -> None:
+    def __init__(self, one: TriggerId, other: TriggerId) -> None:
         self._pair = (one, other)
         self._past = Past()
-        self._ended: set[Holder] = set()
+        self._ended: set[TriggerId] = set()
         self._found: Precedence | None = None
-        self._at_grant: dict[Holder, list[Cause]] = {}
+        self._at_grant: dict[TriggerId, list[Cause]] = {}
         """Why the other one waited when this one's claim was granted: between agents, the site's order counts."""
 
     def take(self, logged: Logged) -> None:
@@ -69,7 +70,7 @@ class Comparison:
         if not isinstance(decision, events.Decision):
             for change in decision.events:
                 if isinstance(change, site_events.ClaimGranted):
-                    self._granted(Holder(change.agent_id, change.trigger_id), decision.at)
+                    self._granted(TriggerId(change.agent_id, change.trigger_id), decision.at)
             self._past.fold(logged)
             return
         if self._found is not None:
@@ -86,9 +87,9 @@ class Comparison:
             self._found = self._judge(started, second, decision, why, was_there)
         for event in decision.events:
             if isinstance(event, events.Stopped | events.Expired | events.RefusedLater | events.Finished):
-                self._ended.add(Holder(decision.agent_id, event.trigger_id))
+                self._ended.add(TriggerId(decision.agent_id, event.trigger_id))
 
-    def _granted(self, one: Holder, at: int) -> None:
+    def _granted(self, one: TriggerId, at: int) -> None:
         if one in self._pair:
             self._at_grant[one] = self._causes(next(other for other in self._pair if other != one), at)
 
@@ -106,28 +107,28 @@ class Comparison:
         at = self._past.at
         return Precedence("neither_started", first, second, at, 0, first_place, second_place, why)
 
-    def _started(self, decision: events.Decision) -> Holder | None:
+    def _started(self, decision: events.Decision) -> TriggerId | None:
         for event in decision.events:
             if isinstance(event, events.Dispatched):
-                started = Holder(decision.agent_id, event.trigger_id)
+                started = TriggerId(decision.agent_id, event.trigger_id)
                 if started in self._pair:
                     return started
         return None
 
-    def _place(self, one: Holder) -> Place | None:
+    def _place(self, one: TriggerId) -> Place | None:
         agent = self._past.agents.get(one.agent_id)
         row = agent.triggers.get(one.trigger_id) if agent is not None else None
         return None if row is None else Place.of(row.key)
 
-    def _causes(self, one: Holder, at: int) -> list[Cause]:
+    def _causes(self, one: TriggerId, at: int) -> list[Cause]:
         agent = self._past.agents.get(one.agent_id)
         row = agent.triggers.get(one.trigger_id) if agent is not None else None
         if agent is None or row is None or row.state != "waiting":
             return []
-        return causes(agent, row, at, self._past.sites.get(row.site_id) if row.site_id is not None else None)
+        return causes(self._past.facts(agent), row, at)
 
     def _judge(
-        self, first: Holder, second: Holder, decision: events.Decision, why: list[Cause], was_there: bool
+        self, first: TriggerId, second: TriggerId, decision: events.Decision, why: list[Cause], was_there: bool
     ) -> Precedence:
         dispatched = next(
             event
@@ -135,6 +136,8 @@ class Comparison:
             if isinstance(event, events.Dispatched) and event.trigger_id == first.trigger_id
         )
         one, other = self._place(first), self._place(second)
+        if first.agent_id == second.agent_id and not dispatched.forced:
+            why = [cause for cause in why if cause.reason != FULL]  # the slot that the first one got was free
         rule: Rule
         if second in self._ended:
             rule = "other_had_ended"
@@ -144,9 +147,7 @@ class Comparison:
             rule = older
         elif dispatched.forced:
             rule = "forced"
-        elif any(cause.reason != "agent_parallelism_limit_reached" for cause in why) or (
-            first.agent_id != second.agent_id and why
-        ):
+        elif why:
             rule = "other_could_not_start"
         else:
             rule = "not_explained"

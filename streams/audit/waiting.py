@@ -2,8 +2,9 @@
 
 At every instant a waiting trigger is counted under one cause, the first by the precedence of refusals (B3), for as long
 as that is the first. After a decision only those are looked at again whom it may concern: what its events name, the new
-heads of their conversations, everything of an agent whose pause, budget or mute sites changed, and at a site what waits
-in an environment in which a folder was taken or freed, or behind a gate that moved.
+heads of their conversations, everything of an agent whose pause, budget or mute sites changed, its claims when it
+becomes full or isn't any more, and at a site what waits in an environment in which a folder was taken or freed, behind
+a gate that moved, or for a worker when the pool becomes full or isn't any more.
 """
 
 import heapq
@@ -11,12 +12,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from streams.audit.causes import Cause, Holder, Reason, first_cause
+from streams.audit.causes import Reason, TriggerId, first_cause
 from streams.audit.logged import Logged
 from streams.audit.past import Past
 from streams.rules import events, site_events
 from streams.rules.agent.state import Agent
-from streams.rules.order import SECOND
+from streams.rules.order import SECOND, OrderKey
 from streams.rules.site.rows import ClaimId
 from streams.rules.site.state import Site
 
@@ -69,11 +70,14 @@ class WaitingTimes:
         """Microseconds."""
         self._since, self._until = since, until
         self._past = Past()
-        self._waiting: dict[Holder, _Waiting] = {}
-        self._unsettled: dict[Holder, None] = {}
+        self._waiting: dict[TriggerId, _Waiting] = {}
+        self._unsettled: dict[TriggerId, None] = {}
         """Those whose cause can end without a word in the log."""
-        self._timed: list[tuple[int, Holder]] = []
+        self._timed: list[tuple[int, TriggerId]] = []
         self._flags: dict[str, object] = {}
+        self._full_from: dict[str, OrderKey | None] = {}
+        """By agent: what is younger finds it full."""
+        self._pool_is_full: dict[str, bool] = {}
         self._places: dict[tuple[str, str], dict[ClaimId, None]] = {}
         """(site, environment) -> claims that wait there for a folder."""
 
@@ -125,13 +129,18 @@ class WaitingTimes:
 
     # Whom a decision may concern
 
-    def _concerned(self, agent: Agent, decision: events.Decision, conversations: set[str]) -> list[Holder]:
+    def _concerned(self, agent: Agent, decision: events.Decision, conversations: set[str]) -> list[TriggerId]:
         row = agent.row
         named: dict[str, None] = {}
-        flags = row.paused, row.parked is not None, agent.budget_left, tuple(agent.mute)
+        budget = agent.budget_left, row.run_budget == 0
+        flags = row.archived, row.paused, row.parked is not None, budget, tuple(agent.mute)
         if self._flags.get(agent.agent_id) != flags:
             self._flags[agent.agent_id] = flags
             named = {key.id.decode(): None for key in agent.waiting}
+        full = _full_from(agent)
+        if self._full_from.get(agent.agent_id) != full:
+            self._full_from[agent.agent_id] = full
+            named |= dict.fromkeys(trigger_id for _, trigger_id in agent.claimed)
         for trigger_id in _named(decision):
             named[trigger_id] = None
             live = agent.triggers.get(trigger_id)
@@ -141,7 +150,7 @@ class WaitingTimes:
             head = agent.head(conversation_id)
             if head is not None:
                 named[head.trigger_id] = None
-        return [Holder(agent.agent_id, trigger_id) for trigger_id in named]
+        return [TriggerId(agent.agent_id, trigger_id) for trigger_id in named]
 
     def _environments(self, decision: site_events.SiteDecision) -> set[str]:
         """Of claims that this decision grants or ends, before it is folded."""
@@ -159,8 +168,12 @@ class WaitingTimes:
 
     def _concerned_at_site(
         self, site: Site, decision: site_events.SiteDecision, environments: set[str]
-    ) -> list[Holder]:
+    ) -> list[TriggerId]:
         found: dict[ClaimId, None] = {}
+        pool_is_full = site.pool_used >= site.row.capacity
+        if self._pool_is_full.get(site.site_id) != pool_is_full:
+            self._pool_is_full[site.site_id] = pool_is_full
+            found |= dict.fromkeys(id for id, claim in site.claims.items() if claim.worker)
         for event in decision.events:
             if isinstance(event, site_events.WalkNoted):
                 walked = list(site.walk(event.walk, ("", ""), len(site.claims)))
@@ -178,18 +191,17 @@ class WaitingTimes:
                         self._places.setdefault((site.site_id, claim.environment_id), {})[id] = None
         for environment_id in sorted(environments):
             found |= self._places.get((site.site_id, environment_id), {})
-        return [Holder(*id) for id in found]
+        return [TriggerId(*id) for id in found]
 
     # Adding up
 
-    def _look(self, one: Holder, at: int) -> None:
+    def _look(self, one: TriggerId, at: int) -> None:
         agent = self._past.agents.get(one.agent_id)
         row = agent.triggers.get(one.trigger_id) if agent is not None else None
         if agent is None or row is None or row.state != "waiting":
             self._settle(one, at)
             return
-        site = self._past.sites.get(row.site_id) if row.site_id is not None else None
-        cause = first_cause(agent, row, at, site)
+        cause = first_cause(self._past.facts(agent), row, at)
         counted = None if cause is None else Counted(one.agent_id, row.organization_id, row.site_id, cause.reason)
         until = None if cause is None else cause.until
         before = self._waiting.get(one)
@@ -197,12 +209,12 @@ class WaitingTimes:
             return
         self._settle(one, at)
         self._waiting[one] = _Waiting(counted, at, until)
-        if _is_unsettled(cause):
+        if cause is None or (cause.site is not None and row.claim_state != "standing"):
             self._unsettled[one] = None
         if until is not None:
             heapq.heappush(self._timed, (until, one))
 
-    def _settle(self, one: Holder, at: int) -> None:
+    def _settle(self, one: TriggerId, at: int) -> None:
         waiting = self._waiting.pop(one, None)
         self._unsettled.pop(one, None)
         if waiting is None or waiting.counted is None:
@@ -233,8 +245,18 @@ _OF_SITE: Final = (
 )
 
 
-def _is_unsettled(cause: Cause | None) -> bool:
-    return cause is None or cause.reason == "site_asked"
+def _full_from(agent: Agent) -> OrderKey | None:
+    """The claim whose slot fills the agent: younger triggers find it full; None: none does."""
+    if agent.limit is None:
+        return None
+    left = agent.limit - agent.running
+    if left <= 0:
+        return _OLDEST
+    return agent.asking[left - 1] if len(agent.asking) >= left else None
+
+
+_OLDEST: Final = OrderKey(0, 0, b"")
+"""Before all."""
 
 
 def _shares(name: str, times: Counter[Reason]) -> WaitingOf:

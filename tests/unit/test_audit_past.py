@@ -110,8 +110,8 @@ def test_what_is_shown_of_an_agent_and_a_site() -> None:
     (site,) = found.sites
     assert (site.capacity, site.workers_in_use) == (1, 1)
     assert [(claim.trigger_id, claim.folder) for claim in site.granted] == [("a", "/x")]
-    assert [(claim.trigger_id, claim.reason, claim.holders) for claim in site.waiting] == [
-        ("d", "site_workers_busy", (("A", "a"),))
+    assert [(claim.trigger_id, claim.reason, [one.who for one in claim.holders]) for claim in site.waiting] == [
+        ("d", "site_workers_busy", [("A", "a", None)])
     ]
     assert [(gate.name, gate.enabled, gate.run_budget) for gate in site.gates] == [("p", False, 3)]
     assert as_json(found)["at"] == "2026-03-01T10:00:00.000000Z"

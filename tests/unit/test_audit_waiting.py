@@ -29,10 +29,9 @@ def plainly(driven: Driven) -> Counter[Counted]:
         for agent in past.agents.values():
             for key in agent.waiting:
                 row = agent.triggers[key.id.decode()]
-                site = past.sites.get(row.site_id) if row.site_id is not None else None
                 own_time = min(max(row.available_at, begin), end)
                 for start, stop in ((begin, own_time), (own_time, end)):
-                    cause = first_cause(agent, row, start, site)
+                    cause = first_cause(past.facts(agent), row, start)
                     if cause is not None and stop > start:
                         counted = Counted(agent.agent_id, row.organization_id, row.site_id, cause.reason)
                         times[counted] += stop - start
