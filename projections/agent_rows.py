@@ -90,8 +90,8 @@ class AgentStep:
                 self._settings(event)
             case events.Claimed() | events.ClaimGranted() | events.ClaimWaiting() | events.Returned():
                 self.claims.apply(self._trigger(event.trigger_id, "waiting", "running"), event)
-            case events.TriggerDegraded():
-                self._trigger(event.trigger_id, "waiting", "running", "paused").degraded = True
+            case events.TriggerDegraded() | events.PayloadLost():
+                self._lacking(self._trigger(event.trigger_id, "waiting", "running", "paused"), event)
             case events.Approved():
                 self._approved(self._trigger(event.trigger_id, "waiting"))
             case events.DependencyResolved():
@@ -299,6 +299,13 @@ class AgentStep:
         conversation.last_outcome_at = self.at
         conversation.forgotten = False
         self._forget_needs(trigger)
+
+    def _lacking(self, trigger: TriggerRow, event: events.TriggerDegraded | events.PayloadLost) -> None:
+        """Its folder was deleted, or what its runner would be sent is gone; a running attempt goes on."""
+        if isinstance(event, events.TriggerDegraded):
+            trigger.degraded = True
+        elif event.final:
+            self._end(trigger, "failed", "payload_lost")
 
     def _forget_needs(self, trigger: TriggerRow) -> None:
         """What it waited for goes with its end."""

@@ -41,6 +41,7 @@ _ENDING: Final = (
     events.Replied,
     events.Stopped,
     events.Expired,
+    events.PayloadLost,
     events.RefusedLater,
 )
 

@@ -20,7 +20,7 @@ from streams import DEAD_LETTERS, DECISIONS, DISPATCHES, STATUSES, codec
 from streams.codec import Output, Record
 from streams.rules import dispatches, events, limits, verdicts
 from streams.rules.agent.decide import decide
-from streams.rules.agent.rows import RowRef, Watcher
+from streams.rules.agent.rows import Watcher
 from streams.rules.agent.state import Agent
 from streams.rules.agent.step import RunnerOutput, Step, Via
 from streams.rules.agent.timers import Deadline
@@ -30,6 +30,7 @@ from streams.rules.messages import (
     Continue,
     Control,
     Invalid,
+    LosePayload,
     Park,
     Status,
     Stop,
@@ -41,6 +42,7 @@ from streams.rules.site.state import Site
 from streams.rules.site_events import SiteCommand
 from streams.rules.site_messages import Internal
 from streams.sites import Sites
+from streams.stored_agents import key_of, value_of
 from streams.tally import Tally
 from streams.timers import Timers
 
@@ -131,13 +133,14 @@ class Partition:
     def loaded(self, now: int, decisions_exist: bool) -> None:
         """All rows are there: build the indexes. Heartbeats count as missed only from ``now`` on.
 
-        RowsMissing if there are decisions but no rows.
+        RowsMissing if there are decisions but no rows, or rows without the partition's own: each transaction writes
+        that, and ``berth recover`` writes it last.
         """
-        if decisions_exist and not self._raw:
+        if (decisions_exist or self._raw) and codec.write_key(codec.PARTITION_KEY) not in self._raw:
+            what = "some of its rows in the changelog are" if self._raw else "its rows in the changelog are"
             raise RowsMissing(
-                f"partition {self.number}: decisions exist, but its rows in the changelog are gone. "
-                "Nothing was written. "
-                "Restore a backup of the changelog topic that was taken together with the decisions."
+                f"partition {self.number}: decisions exist, but {what} gone. Nothing was written. "
+                "Rebuild them from the decisions: berth recover."
             )
         for key, value in self._raw.items():
             self._load_row(codec.read_key(key), value)
@@ -244,6 +247,15 @@ class Partition:
         cause = _left_over_cause(agent)
         self._decide(agent, Park(error=error[:_ERROR_CHARACTERS_MAX]), cause, "internal", now)
 
+    def lose_payload(self, agent_id: str, trigger_id: str, now: int) -> None:
+        """What a runner would be sent for this trigger is nowhere any more: it fails, or what runs is its last attempt.
+
+        The agent looks at its queue again when it is next worked off: until all have lost theirs, nobody starts.
+        """
+        agent = self.agents[agent_id]
+        cause = verdicts.ContinueCause(**{"continue": agent.triggers[trigger_id].accepted_seq})
+        self._decide(agent, LosePayload(trigger_id=trigger_id), cause, "internal", now)
+
     def clock_behind_us(self, now: int) -> int:
         """How far the last decision's time is ahead of the clock (microseconds); not negative."""
         return max(0, self.at - now)
@@ -257,7 +269,7 @@ class Partition:
         rows: dict[bytes, bytes | None] = site_rows
         for agent in self._changed_agents.values():
             for ref in agent.changed:
-                rows[codec.write_key(_row_key(agent.agent_id, ref))] = _row_value(agent, ref)
+                rows[key_of(agent.agent_id, ref)] = value_of(agent, ref)
             agent.changed.clear()
         for (agent_id, trigger_id), value in self._changed_texts.items():
             rows[codec.write_key(("text", agent_id, trigger_id))] = value
@@ -473,37 +485,3 @@ def dead_letter(record: Record, reason: str, now: int) -> Output:
         ("at", format_instant(now).encode()),
     ]
     return Output(DEAD_LETTERS.name, record.key, record.value, tuple(headers))
-
-
-def _row_key(agent_id: str, ref: RowRef) -> codec.Key:
-    match ref.kind:
-        case "agent":
-            return ("agent", agent_id)
-        case "remembered":
-            assert ref.remembered is not None
-            return ("remembered", agent_id, ref.remembered, ref.id)
-        case "trigger" | "conversation":
-            return (ref.kind, agent_id, ref.id)
-        case "watch":
-            assert ref.watcher is not None
-            return ("watch", agent_id, ref.id, *ref.watcher)
-
-
-def _row_value(agent: Agent, ref: RowRef) -> bytes | None:
-    match ref.kind:
-        case "agent":
-            return codec.write_agent(agent.row)
-        case "trigger":
-            trigger = agent.triggers.get(ref.id)
-            return None if trigger is None else codec.write_trigger(trigger)
-        case "conversation":
-            conversation = agent.conversations.get(ref.id)
-            return None if conversation is None else codec.write_conversation(conversation)
-        case "remembered":
-            assert ref.remembered is not None
-            remembered = agent.remembered.get((ref.remembered, ref.id))
-            return None if remembered is None else codec.write_remembered(remembered)
-        case "watch":
-            assert ref.watcher is not None
-            watch = agent.watches.get(ref.id, {}).get(ref.watcher)
-            return None if watch is None else codec.write_watch(watch)

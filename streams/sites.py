@@ -169,11 +169,12 @@ def read_site(value: bytes) -> SiteRow:
     return _SITE.validate_json(value)
 
 
-def rows_of(site: Site) -> dict[bytes, bytes]:
-    """All of a site's rows, as they would be stored, but for the ids of controls that it remembers."""
+def rows_of(site: Site, with_remembered: bool = True) -> dict[bytes, bytes]:
+    """All of a site's rows, as they would be stored. ``with_remembered``: the ids of its controls among them."""
     refs = [SiteRowRef("site"), *(SiteRowRef("gate", gate) for gate in site.gates)]
     refs += [SiteRowRef("deletion", deletion) for deletion in site.deletions]
     refs += [SiteRowRef("claim", claim) for claim in site.claims]
+    refs += [SiteRowRef("remembered", (id,)) for id in site.remembered] if with_remembered else []
     rows = {codec.write_key(_row_key(site.site_id, ref)): _row_value(site, ref) for ref in refs}
     return {key: value for key, value in rows.items() if value is not None}
 

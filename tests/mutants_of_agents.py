@@ -364,14 +364,14 @@ OF_AGENTS: Final = (
     Mutant(
         "raising the limit starts nobody",
         AGENT + "decide.py",
-        "and not isinstance(command, Park):",
-        "and not isinstance(command, Park | Configure):",
+        "and not isinstance(command, Park | LosePayload):",
+        "and not isinstance(command, Park | LosePayload | Configure):",
     ),
     Mutant(
         "resume starts nobody",
         AGENT + "decide.py",
-        "and not isinstance(command, Park):",
-        "and not isinstance(command, Park | Resume):",
+        "and not isinstance(command, Park | LosePayload):",
+        "and not isinstance(command, Park | LosePayload | Resume):",
     ),
     Mutant(
         "ids are forgotten a day early",

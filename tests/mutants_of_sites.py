@@ -330,8 +330,8 @@ OF_SITES: Final = (
     Mutant(
         "a slot is freed, and the next not started",
         DECIDE,
-        "and not isinstance(command, Park):",
-        "or (step.emitted and not isinstance(command, Park | Status)):",
+        "and not isinstance(command, Park | LosePayload):",
+        "or (step.emitted and not isinstance(command, Park | LosePayload | Status)):",
     ),
     Mutant(
         "a release gives nothing to the next",

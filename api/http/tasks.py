@@ -111,6 +111,8 @@ def outcome_of(event: events.Event) -> OutcomeState | None:
             return "failed" if event.final else None
         case events.LeaseExpired():
             return event.final
+        case events.PayloadLost():
+            return "failed" if event.final else None
         case events.Stopped():
             return "stopped"
         case events.Expired():

@@ -129,6 +129,8 @@ class Progress:
             case "lease_expired":
                 self.failures += 1
                 self._move(trigger_id, event.get("final") or "waiting")
+            case "payload_lost" if event.get("final"):
+                self._move(trigger_id, "failed")
             case "stopped" | "expired" as state:
                 self._move(trigger_id, state)
 

@@ -16,8 +16,10 @@ from streams.partition import decision_of
 from streams.rules import events, limits, site_events
 from streams.rules.agent.decide import decide as decide_agent
 from streams.rules.agent.state import Agent
+from streams.rules.messages import Continue, LosePayload, Park
 from streams.rules.site.decide import decide as decide_site
 from streams.rules.site.state import Site
+from streams.rules.site_messages import ContinueSite
 from streams.sites import site_decision_of
 
 KNOWN_POLICIES: Final = frozenset({limits.POLICY})
@@ -58,6 +60,8 @@ def _agent_again(agent: Agent, logged: events.Decision) -> bytes | None:
     if logged.policy not in KNOWN_POLICIES:
         fold_agent(agent, logged)
         return None
+    if agent.has_work and not isinstance(logged.command, Continue | Park | LosePayload):
+        agent.row.todo = agent.row.todo_conversation_id = agent.row.todo_since = None  # in the end nothing was left
     limit = getattr(logged.command, "default_limit", None)
     step = decide_agent(agent, logged.command, logged.at, logged.via, limits.Defaults(1 if limit is None else limit))
     written = events.write_decision(decision_of(agent, step, logged.cause, logged.via))
@@ -73,10 +77,23 @@ def _site_again(site: Site, logged: site_events.SiteDecision) -> bytes | None:
         return None
     stamped = (event.capacity for event in logged.events if isinstance(event, site_events.SiteConfigured))
     defaults = limits.Defaults(pool_capacity=next(stamped, 0))
+    if not isinstance(logged.command, ContinueSite):
+        work_off_silently(site, logged.at)
     step = decide_site(site, logged.command, logged.at, defaults)
+    while not step.has_decision and (site.row.todo or site.row.todo_grant):
+        step = decide_site(site, logged.command, logged.at, defaults)  # a step of a walk that changed nothing
     written = site_events.write_site_decision(site_decision_of(site, step, logged.cause, logged.via))
     site.changed.clear()
     return written
+
+
+def work_off_silently(site: Site, at: int) -> None:
+    """Walk on over claims to which a gate does nothing, as the site did without a decision before its next command."""
+    while site.row.todo or site.row.todo_grant:
+        assert not decide_site(site, ContinueSite(), at, _NO_DEFAULTS).has_decision, "left-over work came first"
+
+
+_NO_DEFAULTS: Final = limits.Defaults(pool_capacity=0)
 
 
 class Recheck:

@@ -128,7 +128,7 @@ class Simulation:
         changed = self._change.capacities.keys() | {site for site, _, _ in self._change.gates}
         not_yet = (changed & self._traffic.sites) - past.sites.keys()
         for site in (*past.sites.values(), *map(Site, sorted(not_yet))):
-            for key, value in rows_of(self._changed_site(site)).items():
+            for key, value in rows_of(self._changed_site(site), with_remembered=False).items():
                 partition.load(key, value)
         head = codec.PartitionRow(past.at, {}, 0)
         partition.load(codec.write_key(codec.PARTITION_KEY), codec.write_partition(head))

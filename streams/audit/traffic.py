@@ -257,6 +257,8 @@ def _ending(event: events.Event) -> _Ending | None:
             return _Ending(event.trigger_id, event.execution_id, "paused", is_final=False)
         case events.Stopped():
             return _Ending(event.trigger_id, event.execution_id, "stopped")
+        case events.PayloadLost() if event.final:
+            return _Ending(event.trigger_id, None, "failed", retryable=False)
         case events.Expired() | events.Replied():
             return _Ending(event.trigger_id, None, "stopped")
         case _:

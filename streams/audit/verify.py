@@ -36,7 +36,7 @@ from streams.rules.agent.evolve import Origin, evolve, settle
 from streams.rules.agent.rows import TriggerRow
 from streams.rules.agent.state import Agent
 from streams.rules.agent.step import execution_prefix
-from streams.rules.messages import Park
+from streams.rules.messages import LosePayload, Park
 from streams.rules.site_messages import Granted
 
 
@@ -305,7 +305,8 @@ def _stalls(agent: Agent, decision: events.Decision, words: int) -> tuple[str, s
     row, happened = agent.row, decision.events
     if not happened or len(happened) + words >= limits.STEP_CHANGES_MAX or agent.held_back:
         return None  # nobody looked at the queue, or left-over work comes next
-    if isinstance(decision.command, Park) or any(isinstance(e, events.StopNoted | events.Unparked) for e in happened):
+    is_left_over = any(isinstance(event, events.StopNoted | events.Unparked) for event in happened)
+    if is_left_over or isinstance(decision.command, Park | LosePayload):
         return None
     idle = agent.oldest_idle(decision.at) if agent.budget_left else None
     held = agent.held[0] if agent.held and row.run_budget != 0 else None

@@ -65,8 +65,8 @@ async def restore(number: int, bootstrap: str, make_partition: MakePartition, se
     except RowsMissing as missing:
         raise CannotTakeOver(
             f"Partition {number} has decisions in {DECISIONS.name} or {SITE_DECISIONS.name} but no rows in "
-            f"{CHANGELOG.name}: its state is lost, and starting anew would dispatch everything a second time. "
-            f"Nothing was written. Restore a backup of the changelog topic {CHANGELOG.name}, then start again."
+            f"{CHANGELOG.name}, or some rows without its own: its state is lost, and starting anew would dispatch "
+            "everything a second time. Nothing was written. Rebuild the rows from the decisions: berth recover."
         ) from missing
     was_empty = partition.is_empty
     for topic_partition in inputs:
@@ -79,7 +79,8 @@ async def restore(number: int, bootstrap: str, make_partition: MakePartition, se
                 f"Partition {number} has read {topic} up to offset {position}, but partition {number} of that topic "
                 f"holds offsets {beginning} to {end}: {_what_is_wrong(position, beginning)}. Nothing was written. "
                 f"Check whether {topic} was made anew or its retention is shorter than the time without a worker; "
-                "bring back its records, or restore topic and changelog from the same backup, then start again."
+                "bring back its records, or restore topic and changelog from the same backup, or give up what is gone: "
+                "berth recover; then start again."
             )
     return Restored(partition, changelog_end, rows_count, {entry.topic: end for entry, end in ends.items()})
 

@@ -10,6 +10,7 @@ from streams.rules.messages import (
     Configure,
     Continue,
     Invalid,
+    LosePayload,
     Park,
     Pause,
     Reschedule,
@@ -46,4 +47,4 @@ AgentInput = (
 )
 """What comes from topics and other deciders, as it was meant."""
 
-AgentCommand = Annotated[AgentInput | Invalid | Timer | Continue | Park, Field(discriminator="type")]
+AgentCommand = Annotated[AgentInput | Invalid | Timer | Continue | Park | LosePayload, Field(discriminator="type")]

@@ -263,6 +263,17 @@ class Expired(Written):
     trigger_id: Id
 
 
+class PayloadLost(Written):
+    """What a runner would be sent is gone (berth recover). final: it ended as failed; else its running attempt goes on.
+
+    That attempt is its last: a retry could be sent nothing.
+    """
+
+    type: Literal["payload_lost"] = "payload_lost"
+    trigger_id: Id
+    final: StrictBool = False
+
+
 class TriggerDegraded(Written):
     type: Literal["degraded"] = "degraded"
     trigger_id: Id
@@ -327,6 +338,7 @@ Event = Annotated[
     | Stopped
     | StopNoted
     | Expired
+    | PayloadLost
     | TriggerDegraded
     | Approved
     | Rescheduled
@@ -348,7 +360,7 @@ ENDS_ALWAYS: Final = (Finished, Replied, Stopped, Expired, RefusedLater)
 
 def is_end(event: Event) -> bool:
     """Whether the event ends the life of its trigger."""
-    if isinstance(event, AttemptFailed | LeaseExpired):
+    if isinstance(event, AttemptFailed | LeaseExpired | PayloadLost):
         return bool(event.final)
     return isinstance(event, ENDS_ALWAYS)
 

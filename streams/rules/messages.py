@@ -445,6 +445,13 @@ class Park(Message):
     error: str
 
 
+class LosePayload(Message):
+    """A trigger's payload or message is nowhere any more (berth recover): it can't be sent to a runner again."""
+
+    type: Literal["lose_payload"] = "lose_payload"
+    trigger_id: Id
+
+
 TriggerRecord = Annotated[Trigger | Stop, Field(discriminator="type")]
 ControlRecord = Annotated[
     Configure | Pause | Resume | Archive | Approve | Reschedule | ResumeTrigger, Field(discriminator="type")

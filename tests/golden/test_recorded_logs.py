@@ -51,7 +51,7 @@ def test_each_command_event_and_row_is_in_a_recorded_log() -> None:
     lines = [json.loads(line) for name in NAMES for line in written_file(name).read_bytes().splitlines()]
     topics = ("berth.decisions", "berth.site-decisions")
     decisions = [line["value"] for line in lines if line.get("topic") in topics]
-    never_here = {"parked", "unparked"}
+    never_here = {"parked", "unparked", "payload_lost"}
     every = [form for form in MODELS if form.startswith(("event.", "site-event."))]
     written = {event["type"] for decision in decisions for event in decision.get("events", ())}
     names = {MODELS[form].model_fields["type"].default for form in every}
@@ -59,7 +59,7 @@ def test_each_command_event_and_row_is_in_a_recorded_log() -> None:
     assert names - written == never_here
     commands = {decision["command"]["type"] for decision in decisions}
     forms = [form for form in MODELS if form.startswith(("command.", "site-command."))]
-    assert {MODELS[form].model_fields["type"].default for form in forms} - commands == {"park"}
+    assert {MODELS[form].model_fields["type"].default for form in forms} - commands == {"park", "lose_payload"}
     assert {line["row"][0] for line in lines if "row" in line} == {
         "agent", "trigger", "text", "conversation", "remembered", "partition", "watch", "site", "gate", "deletion",
         "claim", "site_control"}  # fmt: skip

@@ -183,7 +183,7 @@ def test_a_partition_whose_rows_are_gone_refuses_to_start() -> None:
     driven = Driven()
     driven.trigger("t1")
     driven.rows.clear()
-    with pytest.raises(Exception, match="Restore a backup of the changelog"):
+    with pytest.raises(Exception, match="berth recover"):
         driven.restored()
 
 

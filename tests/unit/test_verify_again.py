@@ -4,6 +4,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from streams.audit.recompute import Recheck, Recomputer
 from streams.audit.stored import StoredAgent, StoredSite
 from streams.audit.verify import Head, Verifier, Violation
 from streams.audit.verify_sites import SiteVerifier
-from tests.audits import log_of
+from streams.rules import limits
+from tests.audits import log_of, sources
 from tests.driving import Driven, Json, at_seconds
 from tests.offices import Office
 
@@ -264,3 +266,20 @@ def test_a_checkpoint_reads_back_and_another_is_refused_with_the_reason() -> Non
     ):
         with pytest.raises(NoCheckpoint, match=said):
             read(damage, partitions, recomputes)
+
+
+def test_steps_of_a_site_that_changed_nothing_are_taken_again() -> None:
+    """A walk over more claims than one step looks at leaves a decision only where it does something."""
+    driven = Driven(default_limit="unlimited", pool=1, verified=False)
+    for number in range(3 * limits.STEP_PARKED_MAX):
+        driven.trigger(f"t{number:04}", worker=True, organization_id="o")
+    driven.finish("t0000")
+    for enabled in (False, True):
+        driven.site_control("gate", scope="organization", name="o", enabled=enabled)
+    driven.site_control("pause_site")
+    driven.site_control("resume_site")
+    driven.finish(driven.running()[0])
+    again = Recomputer()
+    for logged in chain(*sources(driven)):
+        assert again.again(logged.decision, logged.value) == logged.value
+    assert len(driven.site_decisions) > 3 * limits.STEP_PARKED_MAX

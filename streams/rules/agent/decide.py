@@ -17,7 +17,7 @@ from streams.rules.agent.answers import resolved, site_answer, unwatched, watche
 from streams.rules.agent.controls import control, stop, stop_all, stop_waiting
 from streams.rules.agent.evolve import seen, settle
 from streams.rules.agent.pump import pump
-from streams.rules.agent.rows import TriggerRow
+from streams.rules.agent.rows import RowRef, TriggerRow
 from streams.rules.agent.state import Agent
 from streams.rules.agent.step import (
     Step,
@@ -25,6 +25,7 @@ from streams.rules.agent.step import (
     end_claim,
     execution_id_of,
     execution_prefix,
+    fail_without_payload,
     refuse,
     refuse_later,
 )
@@ -36,6 +37,7 @@ from streams.rules.messages import (
     Configure,
     Continue,
     Invalid,
+    LosePayload,
     Park,
     Pause,
     Reschedule,
@@ -50,7 +52,7 @@ from streams.rules.order import SECOND
 from streams.rules.site_messages import Degraded, Denied, Granted, Recall, Resolved, Unwatch, Waiting, Watch
 
 
-def decide(  # noqa: C901 - one case a command
+def decide(  # noqa: C901, PLR0912 - one case a command
     agent: Agent, command: AgentCommand, at: int, via: Via, defaults: limits.Defaults
 ) -> Step:
     """Handle one command at instant ``at``; the agent's state is changed by the events of the step that is returned."""
@@ -80,9 +82,11 @@ def decide(  # noqa: C901 - one case a command
             step.refusal = refuse(agent, "invalid_record", reason=command.reason)
         case Park():
             step.emit(events.Parked(error=command.error))
+        case LosePayload():
+            _lose_payload(step, agent.triggers[command.trigger_id])
         case _:
             assert_never(command)
-    if (step.emitted or isinstance(command, (Continue, Timer))) and not isinstance(command, Park):
+    if (step.emitted or isinstance(command, (Continue, Timer))) and not isinstance(command, Park | LosePayload):
         pump(step)  # not for Park: the pump may be what fails
     if step.has_decision:
         settle(agent, command, step.seq, at, step.refusal, step.ignored)
@@ -97,6 +101,16 @@ def _note_todo(step: Step) -> None:
         row.todo_since = row.todo_since or step.seq
     elif isinstance(step.command, Continue):
         row.todo = row.todo_conversation_id = row.todo_since = None
+        step.agent.changed[RowRef("agent")] = None  # also when nothing was left to do, and nothing is decided
+
+
+def _lose_payload(step: Step, row: TriggerRow) -> None:
+    """Nobody starts meanwhile: who comes next may have lost its own. The queue is looked at when all are told."""
+    if row.state == "running":
+        step.emit(events.PayloadLost(trigger_id=row.trigger_id))
+    else:
+        fail_without_payload(step, row)
+    step.more = True
 
 
 # Statuses
@@ -172,7 +186,7 @@ def _no_attempt(agent: Agent, command: Status, execution_id: str) -> verdicts.Ig
 
 def _attempt_failed(step: Step, row: TriggerRow, command: Status) -> None:
     failures = row.failures + 1
-    final = command.retryable is False or failures >= row.max_attempts
+    final = command.retryable is False or failures >= row.max_attempts or row.payload_lost
     end_claim(step, row, "failed")
     step.emit(
         events.AttemptFailed(
@@ -243,7 +257,7 @@ def _lease_expired(step: Step, row: TriggerRow, timer: Timer) -> None:
     retry_at = None
     if row.grace_until is not None:
         final = "stopped"
-    elif failures >= row.max_attempts:
+    elif failures >= row.max_attempts or row.payload_lost:
         final = "failed"
     else:
         retry_at = step.at + backoff_microseconds(row.trigger_id, row.attempt, failures + absences)

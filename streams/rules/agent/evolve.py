@@ -73,10 +73,8 @@ def evolve(agent: Agent, event: events.Event, origin: Origin) -> None:  # noqa: 
             _header(agent.row, event)
         case events.Claimed() | events.ClaimGranted() | events.ClaimWaiting() | events.Returned():
             _claim(agent, event, origin)
-        case events.TriggerDegraded():
-            row = agent.triggers[event.trigger_id]
-            row.degraded = True
-            agent.touch(row, origin.at)
+        case events.TriggerDegraded() | events.PayloadLost():
+            _lacking(agent, agent.triggers[event.trigger_id], event, origin)
         case events.Approved() | events.DependencyResolved():
             _unblocked(agent, event, origin)
         case events.RefusedLater():
@@ -278,6 +276,19 @@ def _attempt_ended(
     else:
         assert event.retry_at is not None
         agent.wait_again(row, event.retry_at, "queue", origin.at)
+
+
+def _lacking(agent: Agent, row: TriggerRow, event: events.TriggerDegraded | events.PayloadLost, origin: Origin) -> None:
+    """Its folder was deleted, or what its runner would be sent is gone: what doesn't run ends then."""
+    if isinstance(event, events.TriggerDegraded):
+        row.degraded = True
+    else:
+        assert event.final == (row.state != "running")
+        row.payload_lost = True
+        if event.final:
+            agent.end(row, "failed", origin.at)
+            return
+    agent.touch(row, origin.at)
 
 
 def _forgotten(agent: Agent, event: events.Forgotten) -> None:

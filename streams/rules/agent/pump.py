@@ -7,7 +7,14 @@ ask or force can still act: those are never left waiting.
 from streams.rules import dispatches, events, limits
 from streams.rules.agent.rows import TriggerRow
 from streams.rules.agent.state import Agent
-from streams.rules.agent.step import Step, end_claim, execution_prefix, refuse_later, request_stop
+from streams.rules.agent.step import (
+    Step,
+    end_claim,
+    execution_prefix,
+    fail_without_payload,
+    refuse_later,
+    request_stop,
+)
 from streams.rules.messages import Continue
 from streams.rules.order import SECOND, OrderKey
 from streams.rules.site_messages import Claim, ClaimKey, Resolved
@@ -167,8 +174,10 @@ def _start(step: Step) -> bool:
 
 
 def _go(step: Step, row: TriggerRow) -> None:
-    """Start it, or ask its site first."""
-    if row.site_id is None or row.claim_state == "held":
+    """Start it, or ask its site first; what lost its payload while it ran, and was resumed, has nothing to run."""
+    if row.payload_lost:
+        fail_without_payload(step, row)
+    elif row.site_id is None or row.claim_state == "held":
         _dispatch(step, row)
     else:
         _claim(step, row, row.site_id)

@@ -101,6 +101,8 @@ class TriggerRow:
     """A person lets it start although what it depends on failed or was stopped; until the next of them does."""
     degraded: bool = False
     payload_bytes: int = 0
+    payload_lost: bool = False
+    """What a runner would be sent is gone: the running attempt is the last one."""
     place: tuple[int, int] | None = None
     attempt: int = 0
     failures: int = 0

@@ -19,8 +19,10 @@ from streams.rules.site_messages import Claim, Release, Resolved, Sender, Unwatc
 ON_BUSY: Final = frozenset({None, "", "ask", "queue", "force", "interrupt"})
 RunnerOutput = dispatches.Dispatch | dispatches.StopRequest | dispatches.Revocation
 DeciderOutput = Claim | Release | Watch | Unwatch | Resolved
-_ENDS_WAITING: Final = frozenset({events.Dispatched, events.RefusedLater, events.Stopped, events.Expired})
-_ENDS: Final = frozenset({*events.ENDS_ALWAYS, events.AttemptFailed, events.LeaseExpired})
+_ENDS_WAITING: Final = frozenset(
+    {events.Dispatched, events.RefusedLater, events.Stopped, events.Expired, events.PayloadLost}
+)
+_ENDS: Final = frozenset({*events.ENDS_ALWAYS, events.AttemptFailed, events.LeaseExpired, events.PayloadLost})
 """Its trigger may have ended with it. Sets, since isinstance of so many models would cost microseconds."""
 
 
@@ -239,3 +241,9 @@ def end_claim(step: Step, row: TriggerRow, reason: str) -> None:
         )
     )
     step.emit(events.Returned(trigger_id=row.trigger_id, n=row.claim_n, started=started, reason=reason))
+
+
+def fail_without_payload(step: Step, row: TriggerRow) -> None:
+    """End what waits or is paused and has nothing that a runner could be sent."""
+    end_claim(step, row, "payload_lost")
+    step.emit(events.PayloadLost(trigger_id=row.trigger_id, final=True))
