@@ -3,10 +3,15 @@
 Reads only, and all of a question in one transaction. A cut by time is causal: a decision is never before what caused it
 (F9), and where the tables hold one partition's decisions further than another's, those are left out whose cause is not
 there yet.
+
+What is asked of the tables is a generator of questions, so that who has a connection that waits (the command line) and
+who has one that doesn't (the API) read the same past.
 """
 
 from collections import defaultdict
-from typing import Final, NamedTuple
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from psycopg.rows import TupleRow
 
@@ -46,6 +51,35 @@ _DECISIONS_OF_SITE: Final = f"""
 """  # noqa: S608
 
 
+Result = TypeVar("Result")
+Rows = list[TupleRow]
+
+
+class Question(NamedTuple):
+    """A query whose rows, as tuples, are to be sent back. All of one reading are asked in one transaction."""
+
+    statement: bytes
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Concluded(Generic[Result]):
+    """There is nothing more to ask."""
+
+    result: Result
+
+
+Questions = Generator[Question, Rows, Result]
+
+
+def advance(questions: Questions[Result], rows: Rows | None) -> Question | Concluded[Result]:
+    """Hand over the rows of the question before, None at the beginning; what is to be asked next, or the result."""
+    try:
+        return next(questions) if rows is None else questions.send(rows)
+    except StopIteration as ended:
+        return Concluded(ended.value)
+
+
 class PastThen(NamedTuple):
     """``at``: of the newest decision in it, microseconds, 0: none. ``left_out``: decisions without their causes."""
 
@@ -70,22 +104,27 @@ class _Stored(NamedTuple):
 
 
 def agent_past(connection: Connection, agent_id: str, seq: int = SEQ_MAX, at: int = INSTANT_MAX) -> PastThen:
-    """One agent after its decision ``seq``, or after the last one up to an instant, with the sites at which it waits.
-
-    No agent in it: it had no decision by then. Raises psycopg.Error. AssertionError, KeyError: the tables are damaged.
-    """
+    """``questions_of_agent``, answered. Raises psycopg.Error besides."""
     with connection.transaction():
         _read_only(connection)
-        stored = _stored(connection, Decider("agent", agent_id), seq, at)
-        past = Past()
-        if stored.at == 0:
-            return PastThen(past, 0, 0)
-        agent = past.agents[agent_id] = _agent(agent_id, stored)
-        moment = at if seq == SEQ_MAX else stored.at
-        for site_id in sorted({agent.triggers[trigger_id].site_id or "" for _, trigger_id in agent.claimed}):
-            at_site = _stored(connection, Decider("site", site_id), SEQ_MAX, moment)
-            if at_site.at:
-                past.sites[site_id] = _site(site_id, at_site)
+        return _answered(connection, questions_of_agent(agent_id, seq, at))
+
+
+def questions_of_agent(agent_id: str, seq: int = SEQ_MAX, at: int = INSTANT_MAX) -> Questions[PastThen]:
+    """One agent after its decision ``seq``, or after the last one up to an instant, with the sites at which it waits.
+
+    No agent in it: it had no decision by then. AssertionError, KeyError: the tables are damaged.
+    """
+    stored = yield from _stored(Decider("agent", agent_id), seq, at)
+    past = Past()
+    if stored.at == 0:
+        return PastThen(past, 0, 0)
+    agent = past.agents[agent_id] = _agent(agent_id, stored)
+    moment = at if seq == SEQ_MAX else stored.at
+    for site_id in sorted({agent.triggers[trigger_id].site_id or "" for _, trigger_id in agent.claimed}):
+        at_site = yield from _stored(Decider("site", site_id), SEQ_MAX, moment)
+        if at_site.at:
+            past.sites[site_id] = _site(site_id, at_site)
     past.decisions = agent.row.seq
     past.at = stored.at
     return PastThen(past, stored.at, 0)
@@ -97,9 +136,11 @@ def everything_past(connection: Connection, at: int = INSTANT_MAX) -> PastThen:
     with connection.transaction():
         _read_only(connection)
         for (agent_id,) in connection.execute("SELECT agent_id FROM agents ORDER BY agent_id").fetchall():
-            stored[Decider("agent", agent_id)] = _stored(connection, Decider("agent", agent_id), SEQ_MAX, at)
+            decider = Decider("agent", agent_id)
+            stored[decider] = _answered(connection, _stored(decider, SEQ_MAX, at))
         for (site_id,) in connection.execute("SELECT site FROM sites ORDER BY site").fetchall():
-            stored[Decider("site", site_id)] = _stored(connection, Decider("site", site_id), SEQ_MAX, at)
+            decider = Decider("site", site_id)
+            stored[decider] = _answered(connection, _stored(decider, SEQ_MAX, at))
     kept = _causal(stored)
     past = Past()
     newest = 0
@@ -119,16 +160,21 @@ def _read_only(connection: Connection) -> None:
     connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
 
 
-def _stored(connection: Connection, decider: Decider, seq: int, at: int) -> _Stored:
+def _answered(connection: Connection, questions: Questions[Result]) -> Result:
+    rows: Rows | None = None
+    while not isinstance(step := advance(questions, rows), Concluded):
+        rows = connection.execute(*step).fetchall()
+    return step.result
+
+
+def _stored(decider: Decider, seq: int, at: int) -> Questions[_Stored]:
     is_agent = decider.kind == "agent"
     about = {"id": decider.id, "seq": min(seq, SEQ_MAX), "at": min(at, INSTANT_MAX)}
-    found: TupleRow | None = connection.execute(
-        (_SNAPSHOT_OF_AGENT if is_agent else _SNAPSHOT_OF_SITE).encode(), about
-    ).fetchone()
-    after, state, newest = found if found is not None else (0, None, 0)
-    since = connection.execute(
+    found = yield Question((_SNAPSHOT_OF_AGENT if is_agent else _SNAPSHOT_OF_SITE).encode(), about)
+    after, state, newest = found[0] if found else (0, None, 0)
+    since = yield Question(
         (_DECISIONS_OF_AGENT if is_agent else _DECISIONS_OF_SITE).encode(), {**about, "after": after}
-    ).fetchall()
+    )
     return _Stored(state, after, newest, [record for record, _ in since], [instant for _, instant in since])
 
 

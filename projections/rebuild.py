@@ -6,7 +6,7 @@ no reader goes back in time. After the swap the projector finds its checkpoints 
 the new tables.
 
 Texts outlive the log: Kafka keeps them for 30 days, the tables as long as the deployment says. Those that the log no
-longer holds are copied from the live tables; they can't be compared. So are dead letters.
+longer holds are copied from the live tables; they can't be compared. So are dead letters, and what was verified last.
 """
 
 import asyncio
@@ -46,6 +46,7 @@ EXAMPLES_MAX: Final = 5
 REPLACED_SCHEMA: Final = "berth_replaced"
 _SNAPSHOTS: Final = {"agent_snapshots": "agent_id", "site_snapshots": "site"}
 """Tables of snapshots, and whose each is."""
+VERIFICATION_TABLE: Final = "last_verification"
 _ENDING: Final = (("texts", TEXTS.name), ("dead_letters", DEAD_LETTERS.name))
 
 Report = Callable[[str, int, int], None]
@@ -92,6 +93,7 @@ async def rebuild(bootstrap: str, url: str, partitions: int, report: Report) -> 
             await _apply_until(reader, store, _live_positions(live, reader), report)
             rows = await asyncio.to_thread(_count, store)
             store.close()
+            _keep_verification(live)
             for old, new in ((LIVE_SCHEMA, REPLACED_SCHEMA), (REBUILT_SCHEMA, LIVE_SCHEMA)):
                 live.execute(sql.SQL("ALTER SCHEMA {} RENAME TO {}").format(sql.Identifier(old), sql.Identifier(new)))
         schema.drop(live, REPLACED_SCHEMA)
@@ -204,6 +206,16 @@ def _copy_what_the_log_lost(live: Connection, beginnings: Mapping[Position, int]
                 new=sql.Identifier(REBUILT_SCHEMA, table), old=sql.Identifier(LIVE_SCHEMA, table), columns=columns
             ),
             (_by_partition(beginnings, topic),),
+        )
+
+
+def _keep_verification(live: Connection) -> None:
+    """Take over what ``berth verify`` found last, which is in no log. Who writes it waits for the lock held now."""
+    if live.execute("SELECT to_regclass(%s)", (f"{LIVE_SCHEMA}.{VERIFICATION_TABLE}",)).fetchone() != (None,):
+        live.execute(
+            sql.SQL("INSERT INTO {} SELECT * FROM {}").format(
+                sql.Identifier(REBUILT_SCHEMA, VERIFICATION_TABLE), sql.Identifier(LIVE_SCHEMA, VERIFICATION_TABLE)
+            )
         )
 
 

@@ -24,7 +24,9 @@ def as_of(
     at: Annotated[
         str | None, typer.Option("--at", help="A time with its zone, now, or an age: 2026-03-01T10:00:00Z, 90m, 2d.")
     ] = None,
-    seq: Annotated[int | None, typer.Option("--seq", min=0, help="After this decision of the agent.")] = None,
+    seq: Annotated[
+        int | None, typer.Option("--seq", min=0, help="After this decision of the agent, by its number.")
+    ] = None,
     from_log: Annotated[
         bool, typer.Option("--from-log", help="Read Kafka alone, from its beginning, and no tables.")
     ] = False,
@@ -39,6 +41,8 @@ def as_of(
         raise typer.BadParameter("--seq is the number of a decision of one AGENT, and stands without --at")
     settings = load_settings()
     moment = INSTANT_MAX if at is None and seq is not None else instant(at or "now")
+    if at is not None and moment > instant("now"):
+        raise typer.BadParameter(f"--at {at} is still to come: nothing is decided yet")
     if from_log and agent is None:
         found = _everything_from_log(settings, moment)
     elif from_log and agent is not None:
@@ -73,7 +77,7 @@ def _from_log(settings: Settings, agent_id: str, seq: int | None, at: int) -> As
                     break
                 past.fold(logged)
         at = past.at
-    return _one(past, agent_id, at)
+    return _one(past, agent_id, at, seq)
 
 
 def _from_tables(settings: Settings, agent_id: str | None, seq: int, at: int) -> AsOf:
@@ -94,13 +98,15 @@ def _from_tables(settings: Settings, agent_id: str | None, seq: int, at: int) ->
         Console(stderr=True).print(
             f"{left_out:,} decisions are left out: the projector has not applied what caused them yet", style="yellow"
         )
-    return everything(past, at) if agent_id is None else _one(past, agent_id, at)
+    return everything(past, at) if agent_id is None else _one(past, agent_id, at, None if seq == SEQ_MAX else seq)
 
 
-def _one(past: Past, agent_id: str, at: int) -> AsOf:
+def _one(past: Past, agent_id: str, at: int, seq: int | None) -> AsOf:
     agent = past.agents.get(agent_id)
     if agent is None:
         raise _unknown(agent_id)
+    if seq is not None and agent.row.seq < seq:
+        raise _not_decided(agent_id, seq, agent.row.seq, at)
     return AsOf(at, agent.row.seq, (agent_then(agent, at, past.sites),), ())
 
 
@@ -109,6 +115,15 @@ def _unknown(agent_id: str) -> CommandFailed:
         f"Agent {agent_id!r} had no decision by then.",
         kept=KEPT,
         advice="check its id and the time; berth as-of --at TIME lists all agents.",
+    )
+
+
+def _not_decided(agent_id: str, seq: int, last: int, at: int) -> CommandFailed:
+    return CommandFailed(
+        f"Agent {agent_id!r} has no decision {seq} yet: the last one that was found is {last}, "
+        f"of {format_instant(at)}.",
+        kept=KEPT,
+        advice=f"ask for an earlier one (--seq {last}); where the tables are behind the log, --from-log knows more.",
     )
 
 

@@ -11,10 +11,11 @@ from typing import Final
 
 import typer
 from aiokafka import ConsumerRecord
+from aiokafka.errors import KafkaConnectionError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from api.cli.command_failed import CommandFailed
+from api.cli.command_failed import KAFKA_AWAY_EXIT_CODE, LOG_UNREADABLE_EXIT_CODE, CommandFailed, kafka_away
 from streams import DECISIONS, SITE_DECISIONS, Topic
 from streams.audit.logged import Decider, Logged, Unreadable, merged, read
 from streams.audit.past import DoesNotFit
@@ -82,13 +83,17 @@ def _failures() -> Iterator[None]:
             f"The log holds a record that this version can't read: {failed}.",
             kept=KEPT,
             advice="if a newer Berth wrote it, use that one; else berth verify says what is wrong with the log.",
+            exit_code=LOG_UNREADABLE_EXIT_CODE,
         ) from failed
     except DoesNotFit as failed:
         raise CommandFailed(
             f"The log can't be folded any further: {failed}.",
             kept=KEPT,
             advice="berth verify says which record was changed, removed or moved.",
+            exit_code=LOG_UNREADABLE_EXIT_CODE,
         ) from failed
+    except KafkaConnectionError as error:
+        raise kafka_away(error, KAFKA_AWAY_EXIT_CODE) from error
 
 
 _AGO: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")

@@ -18,33 +18,26 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from api.cli.command_failed import CommandFailed
+from api.cli.command_failed import FAILED_EXIT_CODE, CommandFailed, kafka_away
 from streams.settings import SettingsRefused
-
-FAILED_EXIT_CODE: Final = 1
 
 
 class Berth(typer.Typer):
     """The application, with our way of saying that a command failed."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the command line; on a failure say it and leave with exit code 1."""
+        """Run the command line; on a failure say it and leave with its exit code, as a rule 1."""
+        exit_code = FAILED_EXIT_CODE
         try:
             return super().__call__(*args, **kwargs)
         except CommandFailed as failed:
             say_failure(failed)
+            exit_code = failed.exit_code
         except SettingsRefused as refused:
             say_failure(CommandFailed(refused.happened, kept="everything; nothing was started.", advice=refused.advice))
         except KafkaConnectionError as error:
-            say_failure(
-                CommandFailed(
-                    f"Kafka can't be reached: {error}.",
-                    kept="everything; this command has changed nothing.",
-                    advice="start it (berth up), or give the address of yours: BERTH_KAFKA=host:9092. "
-                    "berth doctor looks at the whole installation.",
-                )
-            )
-        sys.exit(FAILED_EXIT_CODE)
+            say_failure(kafka_away(error))
+        sys.exit(exit_code)
 
 
 def say_failure(failed: CommandFailed) -> None:

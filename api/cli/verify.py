@@ -2,6 +2,9 @@
 
 Partitions are read one after the other, so memory holds the live state of one at a time. A long reading is put down
 every so often, and when it is interrupted (``verify.json`` in the data directory): ``--resume`` goes on from there.
+
+The result is put into PostgreSQL as well, for those who ask the API. It is no copy of the log, so it is the one thing
+there that isn't the projector's; and a verification is worth what it is without it, so not reaching it fails nothing.
 """
 
 import asyncio
@@ -12,12 +15,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
+import psycopg
 import typer
 from aiokafka import ConsumerRecord, TopicPartition
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from api.cli.command_failed import CommandFailed
+from projections import schema
 from streams import CHANGELOG, DECISIONS, SITE_DECISIONS, codec
 from streams.audit import checkpoint
 from streams.audit.agreement import Agreement
@@ -28,12 +33,17 @@ from streams.audit.verify import Head, Verifier, Violation
 from streams.audit.verify_sites import SiteVerifier
 from streams.kafka.clients import reading
 from streams.kafka.history import history
-from streams.settings import Settings, load_settings
+from streams.settings import Settings, SettingsRefused, load_settings
 from streams.sites import read_site
 
 VIOLATION_EXIT_CODE: Final = 1
 INTERRUPTED_EXIT_CODE: Final = 130
 SAVE_SECONDS: Final = 20
+STORE_SECONDS_MAX: Final = 5
+_STORE: Final = """
+    INSERT INTO last_verification (verified_at, result) VALUES (now(), %s)
+    ON CONFLICT (id) DO UPDATE SET verified_at = excluded.verified_at, result = excluded.result
+"""
 _TOPICS: Final = (DECISIONS.name, SITE_DECISIONS.name)
 
 Save = Callable[[Checkpoint], None]
@@ -49,8 +59,13 @@ class Found(NamedTuple):
 
 @dataclass(slots=True)
 class Verdict:
-    """What the log of all partitions looks like; ``violations``: the first of each partition that has one."""
+    """What the log of all partitions looks like; ``violations``: the first of each partition that has one.
 
+    ``ends``: where it ended, by topic and partition, when the reading began.
+    """
+
+    ends: dict[tuple[str, int], int] = field(default_factory=dict)
+    recomputes: bool = True
     counts: Counts = field(default_factory=Counts)
     violations: list[Found] = field(default_factory=list)
 
@@ -70,14 +85,15 @@ def verify(
     ] = True,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted reading was put down.")] = False,
 ) -> None:
-    """Check the whole log of decisions; exit code 1 when something is wrong with it. Changes nothing.
+    """Check the whole log of decisions; exit code 1 when something is wrong with it. Changes nothing of it.
 
     Reads berth.decisions and berth.site-decisions from their beginning: that limits, pools, budgets and gates held at
     every dispatch and grant, that no two folders overlapped, that each attempt was dispatched and ended once, in the
     right order (each older trigger that was overtaken is counted under what allowed that), that what a site gave out is
     what agents ran on, that every command decided again gives the same decision, and that no decision was changed,
     removed or added since (hash chain, and its stored heads). Each violation names topic, partition and offset. It may
-    run beside live workers: it checks what was written when it began.
+    run beside live workers: it checks what was written when it began. The result is kept in PostgreSQL, where that can
+    be reached, for GET /api/audit/verify.
     """
     settings = load_settings()
     file = settings.data_directory / "verify.json"
@@ -92,12 +108,34 @@ def verify(
         console.print(f"Interrupted. What was read is kept in {file}: berth verify --resume goes on from there.")
         raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
     file.unlink(missing_ok=True)
+    result = json.dumps(_as_json(verdict))
+    not_kept = _keep(settings, result)
+    if not_kept is not None:
+        console.print(
+            f"The result isn't in PostgreSQL, so the API doesn't show it: {not_kept}", style="yellow", highlight=False
+        )
     if as_json:
-        typer.echo(json.dumps(_as_json(verdict)))
+        typer.echo(result)
     else:
         _print(verdict)
     if verdict.violations:
         raise typer.Exit(VIOLATION_EXIT_CODE)
+
+
+def _keep(settings: Settings, result: str) -> str | None:
+    """Put the result where the API reads it; why that couldn't be done, None: it was."""
+    try:
+        with schema.connect(settings.database_address()) as connection, connection.transaction():
+            connection.execute(f"SET LOCAL statement_timeout = '{STORE_SECONDS_MAX}s'")
+            connection.execute(schema.LOCK_WRITER)
+            connection.execute(_STORE, (result,))
+    except SettingsRefused:
+        return "no PostgreSQL is known here (BERTH_DATABASE_URL)."
+    except psycopg.errors.UndefinedTable:
+        return "its tables aren't there, or are of an older Berth: berth projector makes them."
+    except psycopg.Error as failed:
+        return f"{str(failed).strip()}."
+    return None
 
 
 def _taken_up(file: Path, partitions: int, recompute: bool) -> Checkpoint:
@@ -154,9 +192,10 @@ class _Reading:
         self._bootstrap, self._partitions, self._ends = bootstrap, partitions, ends
         self._recompute, self._begin, self._save = recompute, begin, save
         self._agreement = Agreement(begin.agreement if begin is not None else None)
-        self._verdict = Verdict()
+        self._verdict = Verdict(ends, recompute)
         if begin is not None:
-            self._verdict = Verdict(begin.counts, [Found(*found) for found in begin.violations])
+            self._verdict.counts = begin.counts
+            self._verdict.violations = [Found(*found) for found in begin.violations]
         self._read: Callable[[int], None] = lambda _: None
         self._saved_at = time.monotonic()
 
@@ -325,8 +364,12 @@ def _print(verdict: Verdict) -> None:
 
 
 def _as_json(verdict: Verdict) -> dict[str, object]:
+    """``positions``: everything before ``next_offset`` was found to be as it should be."""
     counts = verdict.counts
+    stopped = {(found.topic, found.partition): found.violation.offset for found in verdict.violations}
     return {
+        "sound": not verdict.violations,
+        "recompute": verdict.recomputes,
         "decisions": counts.decisions,
         "forced": counts.forced,
         "recomputed": counts.recomputed,
@@ -335,5 +378,13 @@ def _as_json(verdict: Verdict) -> dict[str, object]:
         "violations": [
             {"topic": topic, "partition": number, **violation._asdict()}
             for topic, number, violation in verdict.violations
+        ],
+        "positions": [
+            {
+                "topic": topic,
+                "partition": number,
+                "next_offset": end if (at := stopped.get((topic, number))) is None else at,
+            }
+            for (topic, number), end in sorted(verdict.ends.items())
         ],
     }

@@ -2,12 +2,13 @@
 
 import json
 from typing import Annotated, Final, Literal
+from urllib.parse import unquote
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from api.cli.command_failed import CommandFailed
+from api.cli.command_failed import NOTHING_RECORDED_EXIT_CODE, CommandFailed
 from api.cli.log_reading import KEPT, decisions, instant
 from streams.audit.as_of import as_json
 from streams.audit.simulate import EVERY_AGENT, Change
@@ -35,7 +36,9 @@ def what_if(
     gate: Annotated[
         list[str] | None,
         typer.Option(
-            "--gate", help="organization:NAME=open, department:NAME=closed, or SITE/… before it. May be repeated."
+            "--gate",
+            help="organization:NAME=open, department:NAME=closed, or SITE/… before it; / in a name is %2F. May be "
+            "repeated.",
         ),
     ] = None,
     since: Annotated[str | None, typer.Option("--since", help="A time, or an age such as 2h; from the first.")] = None,
@@ -63,7 +66,10 @@ def what_if(
     traffic.until = min(traffic.until, max(traffic.last_at, begin))
     if not traffic.decisions:
         raise CommandFailed(
-            "Nothing was decided in that time.", kept=KEPT, advice="choose another --since and --until."
+            "Nothing was decided in that time.",
+            kept=KEPT,
+            advice="choose another --since and --until.",
+            exit_code=NOTHING_RECORDED_EXIT_CODE,
         )
     with Console(stderr=True).status("deciding it again"):
         found = compare(traffic, change)
@@ -99,7 +105,7 @@ def _gate(text: str) -> tuple[tuple[str, GateScope, str], bool]:
     if state not in ("open", "closed") or not name or scope not in ("organization", "department"):
         raise typer.BadParameter(f"--gate {text!r} must be organization:NAME=open, department:NAME=closed, or so")
     known: GateScope = "organization" if scope == "organization" else "department"
-    return (site if slash else DEFAULT_SITE, known, name), state == "open"
+    return (unquote(site) if slash else DEFAULT_SITE, known, unquote(name)), state == "open"
 
 
 # Text

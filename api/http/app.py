@@ -27,9 +27,22 @@ from api.http.intake import Intake
 from api.http.live import Live
 from api.http.readiness import Bounds, Readiness
 from api.http.rights import require_right
-from api.http.routes import agents, bulk, conversations, dead_letters, events, public, runners, sites, tasks, triggers
+from api.http.routes import (
+    agents,
+    audit,
+    bulk,
+    conversations,
+    dead_letters,
+    events,
+    public,
+    runners,
+    sites,
+    tasks,
+    triggers,
+)
 from api.http.routes.parameters import Service, ServiceOf
 from api.http.tasks import Outcomes
+from api.http.what_if import WhatIfs
 from api.http.writes import Writes
 
 log = structlog.get_logger()
@@ -78,6 +91,7 @@ def create_app(
         writes=Writes(service_log, database),
         readiness=Readiness(bootstrap, partitions, database, bounds),
         authentication=authentication,
+        what_ifs=WhatIfs(bootstrap, partitions),
     )
     app.add_middleware(Intake, hosts=hosts)
     if origins:
@@ -91,7 +105,7 @@ def create_app(
     app.add_middleware(Envelope)
     problems.install(app)
     app.add_exception_handler(ProjectionBehind, _answer_behind)
-    for module in (agents, triggers, conversations, bulk, tasks, sites, runners, dead_letters, events, public):
+    for module in (agents, triggers, conversations, bulk, tasks, sites, runners, audit, dead_letters, events, public):
         app.include_router(module.router)
     app.add_api_route("/healthz", _health, methods=["GET"], tags=["operation"])
     app.add_api_route("/readyz", _ready, methods=["GET"], tags=["operation"])

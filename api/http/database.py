@@ -19,11 +19,12 @@ from typing import Any, Final, Generic, LiteralString, TypeVar, cast
 import psycopg
 import structlog
 from psycopg import AsyncConnection
-from psycopg.rows import DictRow, dict_row
+from psycopg.rows import DictRow, dict_row, tuple_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from api.http.answers import OUTCOME_TYPES, AnyDecision, Outgoing
 from api.http.positions import LogPosition
+from projections.past import Concluded, Questions, Rows, advance
 from projections.schema import CONNECT_TIMEOUT_SECONDS, LIVE_SCHEMA
 from projections.store import CHANNEL
 from streams import DECISIONS, SITE_DECISIONS, Topic
@@ -33,6 +34,8 @@ from streams.rules.site_events import read_site_decision
 POOL_CONNECTIONS_MAX: Final = 8
 POOL_WAIT_SECONDS: Final = 2.0
 READ_SECONDS_MAX: Final = 2.5
+LOOK_BACK_SECONDS_MAX: Final = 4.5
+"""Folding a thousand decisions takes longer than a query."""
 MIN_POSITION_SECONDS_MAX: Final = 2.0
 REFRESH_SECONDS: Final = 0.5
 RECONNECT_SECONDS: Final = 0.5
@@ -59,6 +62,9 @@ def _load_queries() -> dict[str, LiteralString]:
 
 
 _OF_PROJECTIONS: Final = _load_queries()
+_DECISION_TEXTS: Final = (
+    "SELECT seq, log_partition, log_offset, record::text AS record FROM (PAGE) AS page ORDER BY seq"
+)
 _OURS: Final[dict[str, LiteralString]] = {
     # max and active by agent, as the text of one JSON object: that is all that is wanted of a thousand rows.
     "slots_as_json": """
@@ -66,6 +72,9 @@ _OURS: Final[dict[str, LiteralString]] = {
                ::text
           FROM (slots_of_agents_page) AS page
         """.replace("slots_of_agents_page", _OF_PROJECTIONS["slots_of_agents_page"]),
+    # Decisions with their records as text: they are handed on as they are.
+    "decision_texts_of_agent_page": _DECISION_TEXTS.replace("PAGE", _OF_PROJECTIONS["decisions_of_agent_page"]),
+    "decision_texts_of_id_page": _DECISION_TEXTS.replace("PAGE", _OF_PROJECTIONS["decisions_of_id_page"]),
     "site_decision_as_text": "SELECT record::text FROM site_decisions WHERE site = %(site)s AND seq = %(seq)s",
     # How much an organization or department has granted at a site, whether its gate was ever changed or not.
     "gate_granted": """
@@ -104,6 +113,14 @@ _OURS: Final[dict[str, LiteralString]] = {
                < (%(before_written_at)s, %(before_partition)s, %(before_offset)s)
          ORDER BY written_at DESC, log_partition DESC, log_offset DESC
          LIMIT %(max_rows)s""",
+    # How far an agent's decisions are applied, and when it was made; no row: it has none.
+    "newest_decision_of_agent": "SELECT seq, decided_at, created_at FROM agents WHERE agent_id = %(agent_id)s",
+    "message_previews": """
+        SELECT trigger_id, left(content #>> '{}', 100) AS message_preview
+          FROM texts
+         WHERE agent_id = %(agent_id)s AND trigger_id = ANY(%(trigger_ids)s::text[]) AND execution_id = ''
+           AND kind = 'message'""",
+    "last_verification": "SELECT verified_at, result FROM last_verification",
     "dead_letter": """
         SELECT *, octet_length(key) AS key_bytes, octet_length(value) AS value_bytes
           FROM dead_letters
@@ -149,6 +166,14 @@ class Reading:
 
     async def row(self, name: str, **parameters: object) -> DictRow | None:
         return await (await self._connection.execute(QUERIES[name], parameters)).fetchone()
+
+    async def answered(self, questions: Questions[Result]) -> Result:
+        """What these questions lead to. What they make of the rows may take a while, so it is done in a thread."""
+        rows: Rows | None = None
+        while not isinstance(step := await asyncio.to_thread(advance, questions, rows), Concluded):
+            async with self._connection.cursor(row_factory=tuple_row) as cursor:
+                rows = await (await cursor.execute(*step)).fetchall()
+        return step.result
 
     async def value(self, name: str, **parameters: object) -> Any:
         """The first column of the first row, None if there is none."""
@@ -209,8 +234,24 @@ class Database:
         )
 
     @asynccontextmanager
-    async def reading(self, min_position: LogPosition | None = None) -> AsyncIterator[Reading]:
-        """One state of the database, not before ``min_position``.
+    async def looking_back(self, min_position: LogPosition | None = None) -> AsyncIterator[Reading]:
+        """As ``reading``, for what takes longer than a query. However many do, others find a connection."""
+        try:
+            async with asyncio.timeout(POOL_WAIT_SECONDS):
+                await self._few.acquire()
+        except TimeoutError:
+            raise PoolTimeout(f"others looked back for {POOL_WAIT_SECONDS} s") from None
+        try:
+            async with self.reading(min_position, LOOK_BACK_SECONDS_MAX) as reading:
+                yield reading
+        finally:
+            self._few.release()
+
+    @asynccontextmanager
+    async def reading(
+        self, min_position: LogPosition | None = None, seconds: float = READ_SECONDS_MAX
+    ) -> AsyncIterator[Reading]:
+        """One state of the database, not before ``min_position``; the block is cut off after ``seconds``.
 
         Raises ProjectionBehind, or psycopg.OperationalError or PoolTimeout when the database is away.
         """
@@ -220,7 +261,7 @@ class Database:
             raise psycopg.OperationalError(self.error)
         connection = await self._pool.getconn()
         try:
-            with _answering_within(connection, READ_SECONDS_MAX):
+            with _answering_within(connection, seconds):
                 try:
                     yield Reading(connection)
                 finally:

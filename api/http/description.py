@@ -79,7 +79,7 @@ def problems_of(method: str, path: str, is_open: bool) -> list[str]:
             found |= {401, 403}
         if method in _WITH_BODY:
             found |= {409, 413, 415}
-    if path.endswith("/task") or path.startswith(("/api/internal", "/api/public")):
+    if path.endswith(("/task", "/what-if")) or path.startswith(("/api/internal", "/api/public")):
         found |= {429}
     if "public" in path:
         found |= {401, 501}

@@ -224,6 +224,72 @@ _AGENT: Final = {
     "drained": False,
 }
 
+_AS_OF: Final = {"as_of": {"seq": 12, "at": _AT}}
+"""Of an answer about the past; optional, since there is none about the present."""
+_DECISION: Final = {
+    "type": "decision",
+    "v": 1,
+    "agent_id": "writer",
+    "seq": 7,
+    "at": _AT,
+    "via": "kafka",
+    "cause": {"topic": "berth.controls", "partition": 3, "offset": 1042},
+    "command": {"type": "pause", "v": 1, "id": "k-2", "agent_id": "writer", "requested_by": "ann"},
+    "command_id": "k-2",
+    "settles": ["k-2"],
+    "events": [{"type": "paused"}],
+    "policy": "1",
+    "prev": "6914a394ccefde3a8947f95569c519046c8d2fab0e2fedaa967f087df1bf1bba",
+}
+_VERIFICATION: Final = {
+    "verified_at": _AT,
+    "sound": False,
+    "recompute": True,
+    "decisions": 1042,
+    "forced": 3,
+    "recomputed": 1040,
+    "unknown_policies": {"0": 2},
+    "overtakings": {"conversation_busy": 5},
+    "violations": [
+        {
+            "topic": "berth.decisions",
+            "partition": 3,
+            "offset": 16,
+            "decider": "writer",
+            "seq": 7,
+            "kind": "chain",
+            "detail": "it was changed",
+        }
+    ],
+    "positions": [{"topic": "berth.decisions", "partition": 3, "next_offset": 16}],
+}
+_WAITING_BEFORE: Final = {"triggers": 9, "not_started": 0, "mean": 4.1, "p50": 2.0, "p95": 12.5, "max": 14.0}
+_WAITING_AFTER: Final = {"triggers": 9, "not_started": 0, "mean": 1.2, "p50": 0.0, "p95": 4.5, "max": 6.0}
+_EFFECT: Final = {
+    "name": "writer",
+    "before": _WAITING_BEFORE,
+    "after": _WAITING_AFTER,
+    "gained": 6,
+    "lost": 0,
+    "only_before": 0,
+    "only_after": 0,
+    "utilisation_before": 0.9,
+    "utilisation_after": 0.4,
+}
+_WHAT_IF: Final = {
+    "since": _AT,
+    "until": _LATER,
+    "decisions": 84,
+    "recorded": _WAITING_BEFORE,
+    "as_replayed": {**_EFFECT, "name": "as replayed", "after": _WAITING_BEFORE},
+    "total": {**_EFFECT, "name": "all"},
+    "agents": [_EFFECT],
+    "organizations": [],
+    "sites": [],
+    "without_effect": [],
+    "unknown": [{"what": "attempts had not ended when the log did: they run on to the end", "count": 1}],
+}
+
 EXAMPLES: Final[Mapping[tuple[str, str], Answers]] = {
     ("GET", "/api/agents"): {200: Example({"agents": [_AGENT], "next_cursor": None})},
     ("GET", "/api/agents/slots"): {200: Example({"agents": {"writer": {"max": 2, "active": 1}}, "timestamp": _AT})},
@@ -238,7 +304,7 @@ EXAMPLES: Final[Mapping[tuple[str, str], Answers]] = {
     ("POST", "/api/agents/{agent_id}/pause"): _CONTROLLED,
     ("POST", "/api/agents/{agent_id}/resume"): _CONTROLLED,
     ("POST", "/api/agents/{agent_id}/archive"): _CONTROLLED,
-    ("GET", "/api/agents/{agent_id}/capacity"): {200: Example(_CAPACITY)},
+    ("GET", "/api/agents/{agent_id}/capacity"): {200: Example({**_CAPACITY, **_AS_OF}, optional=("as_of",))},
     ("PUT", "/api/agents/{agent_id}/capacity"): {
         200: Example({"message": "Capacity updated", "agent_name": "writer", "max_parallel_tasks": 2, **_CONFIGURED})
     },
@@ -249,7 +315,9 @@ EXAMPLES: Final[Mapping[tuple[str, str], Answers]] = {
                 "waiting": 1,
                 "queue": [{"position": 1, **_TRIGGER, "reason": "agent_parallelism_limit_reached"}],
                 "next_cursor": None,
-            }
+                **_AS_OF,
+            },
+            optional=("as_of",),
         )
     },
     ("POST", "/api/agents/{agent_id}/task"): _TASK,
@@ -359,6 +427,18 @@ EXAMPLES: Final[Mapping[tuple[str, str], Answers]] = {
             words="Kafka has it",
         )
     },
+    ("GET", "/api/audit/decisions"): {
+        200: Example(
+            {
+                "agent_id": "writer",
+                "trigger_id": None,
+                "next_cursor": None,
+                "decisions": [{"partition": 3, "offset": 16, "decision": _DECISION}],
+            }
+        )
+    },
+    ("GET", "/api/audit/verify"): {200: Example(_VERIFICATION)},
+    ("POST", "/api/audit/what-if"): {200: Example(_WHAT_IF)},
     ("GET", "/api/runners/dispatches"): {200: Example({"dispatches": [_DISPATCH], "position": "cjM6MTc"})},
     ("POST", "/api/statuses"): {
         202: Example({"results": [{"status": "accepted"}]}, optional=("results",), words="Kafka has them")

@@ -28,6 +28,8 @@ from streams.rules.order import format_instant, parse_instant
 DROPPED_FIELDS: Final = ("maxConcurrentRuns", "requested_by")
 BULK_MAX: Final = 1_000
 """Triggers of one request."""
+WHAT_IF_CHANGES_MAX: Final = 100
+"""Of each kind in one request."""
 TASK_WAIT_SECONDS_DEFAULT: Final = 60
 TASK_WAIT_SECONDS_MAX: Final = 600
 _NAMESPACE: Final = uuid.UUID("6f2c1f0e-2f0b-5d9a-9d3e-7a0c6c0a4b11")
@@ -230,10 +232,13 @@ class SystemTaskRequest(TaskRequest):
         return without(super().given(), "agent_id")
 
 
+PoolCapacity = Annotated[StrictInt, Field(ge=0, le=limits.POOL_CAPACITY_MAX)]
+
+
 class SiteCapacityRequest(RequestBody):
     """Workers of a site's pool; null: the deployment's default."""
 
-    capacity: Annotated[StrictInt, Field(ge=0, le=limits.POOL_CAPACITY_MAX)] | None
+    capacity: PoolCapacity | None
 
 
 class GateRequest(RequestBody):
@@ -276,6 +281,39 @@ class SettingsRequest(RequestBody):
     default_timeout_seconds: TimeoutSeconds | None = None
     owner: Id | None = None
     display_name: Id | None = None
+
+
+class ChangedGate(RequestBody):
+    """An organization or department at a site."""
+
+    site: Id = "default"
+    scope: Literal["organization", "department"]
+    name: Id
+    enabled: StrictBool
+
+
+class WhatIfRequest(RequestBody):
+    """Another policy for recorded traffic, and the stretch of it: from the first decision, up to now."""
+
+    limits: Annotated[
+        dict[Id, ParallelismLimit],
+        Field(max_length=WHAT_IF_CHANGES_MAX, description="by agent; *: every other agent"),
+    ] = Field(default_factory=dict)
+    capacities: Annotated[
+        dict[Id, PoolCapacity],
+        Field(max_length=WHAT_IF_CHANGES_MAX, description="workers of the pool, by site"),
+    ] = Field(default_factory=dict)
+    gates: Annotated[list[ChangedGate], Field(max_length=WHAT_IF_CHANGES_MAX)] = Field(default_factory=list)
+    since: InstantText | None = None
+    until: InstantText | None = None
+
+    @model_validator(mode="after")
+    def _says_what_is_to_be_otherwise(self) -> "WhatIfRequest":
+        if not (self.limits or self.capacities or self.gates):
+            raise ValueError("needs limits, capacities or gates: what is to be otherwise")
+        if self.since is not None and self.until is not None and parse_instant(self.since) >= parse_instant(self.until):
+            raise ValueError("needs since before until")
+        return self
 
 
 _INTEGER_SCHEMA: Final = {

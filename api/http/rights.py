@@ -74,6 +74,8 @@ SEE_ALL: Final = Right(access="all")
 ADMIN: Final = Right(roles=("admin",))
 SEE_RAW: Final = Right(roles=("admin",), access="all")
 """See records as they came, of whatever agents."""
+AUDIT: Final = Right(roles=("admin",), access="all")
+"""What is said of the log of all agents together."""
 OPERATE: Final = Right(roles=("admin", "system"))
 SYSTEM: Final = Right(roles=("system",))
 """The scheduler's door; only for agents to which the token gives access."""
@@ -131,6 +133,9 @@ RIGHTS: Final[Mapping[tuple[str, str], Right]] = {
     ("GET", "/api/dead-letters"): SEE_RAW,
     ("GET", "/api/dead-letters/{partition}/{offset}"): SEE_RAW,
     ("POST", "/api/dead-letters/{partition}/{offset}/replay"): SEE_RAW,
+    ("GET", "/api/audit/decisions"): SIGNED_IN,
+    ("GET", "/api/audit/verify"): AUDIT,
+    ("POST", "/api/audit/what-if"): AUDIT,
     ("GET", "/api/runners/dispatches"): RUN,
     ("POST", "/api/statuses"): RUN,
 }

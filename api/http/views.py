@@ -227,12 +227,16 @@ def capacity(row: Row, slots: Sequence[Row], at: datetime) -> dict[str, Any]:
 
 def queued(facts: Facts, row: Row, position: int, at: datetime) -> dict[str, Any]:
     """One waiting trigger in a list: ``reason`` is the first of ``reasons``, null when it is about to start."""
-    reasons = [cause.reason for cause in causes(facts, row, at)]
+    return queued_for([cause.reason for cause in causes(facts, row, at)], row, position)
+
+
+def queued_for(reasons: Sequence[str], row: Row, position: int) -> dict[str, Any]:
+    """The same, of which it is known already why it waits."""
     return {
         "position": position,
         **picked(row, _QUEUED_FIELDS),
         "reason": reasons[0] if reasons else None,
-        "reasons": reasons,
+        "reasons": list(reasons),
         "waits_behind": row["head_trigger_id"] if "conversation_busy" in reasons else None,
     }
 

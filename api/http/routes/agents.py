@@ -5,7 +5,7 @@ from typing import Any, Final
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
-from api.http import views
+from api.http import past, views
 from api.http.problems import Problem, unknown_agent
 from api.http.requests import CapacityRequest, SettingsRequest
 from api.http.rights import CallerOf
@@ -13,6 +13,7 @@ from api.http.routes.parameters import (
     PAGE_ROWS_DEFAULT,
     AgentId,
     ArrivalOf,
+    AsOf,
     Cursor,
     MinPosition,
     Rows,
@@ -102,8 +103,10 @@ async def archive_agent(service: ServiceOf, agent_id: AgentId, arrival: ArrivalO
 
 
 @router.get("/{agent_id}/capacity")
-async def read_capacity(service: ServiceOf, agent_id: AgentId, min_position: MinPosition) -> JSONResponse:
-    """The agent's slots and what runs in them."""
+async def read_capacity(service: ServiceOf, agent_id: AgentId, min_position: MinPosition, as_of: AsOf) -> JSONResponse:
+    """The agent's slots and what runs in them, now or as of a moment of the past."""
+    if as_of is not None:
+        return answer(await past.capacity(service.database, agent_id, as_of, min_position))
     async with service.database.reading(min_position) as reading:
         found = await reading.together(agent={"agent_id": agent_id}, slots_of_agent={"agent_id": agent_id})
     if not found["agent"]:
@@ -131,10 +134,13 @@ async def read_queue(
     service: ServiceOf,
     agent_id: AgentId,
     min_position: MinPosition,
+    as_of: AsOf,
     rows: Rows = PAGE_ROWS_DEFAULT,
     cursor: Cursor = None,
 ) -> JSONResponse:
-    """The agent's waiting triggers in start order, each with its position and why it waits."""
+    """The agent's waiting triggers in start order, now or as of a moment, each with its position and why it waits."""
+    if as_of is not None:
+        return answer(await past.queue(service.database, agent_id, as_of, min_position, rows, cursor))
     before: dict[str, Any] = {"available_at": "-infinity", "created_at": "-infinity", "trigger_id": ""}
     if cursor is not None:
         available_at, created_at, trigger_id = views.read_cursor(cursor, 3)

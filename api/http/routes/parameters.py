@@ -13,11 +13,13 @@ from api.http.decisions import Log
 from api.http.dispatches import Dispatches
 from api.http.intake import decoded
 from api.http.live import Live
+from api.http.past import Moment, read_moment
 from api.http.positions import LogPosition, read_position
 from api.http.problems import invalid
 from api.http.readiness import Readiness
 from api.http.rights import CallerOf
 from api.http.tasks import Outcomes
+from api.http.what_if import WhatIfs
 from api.http.writes import KEY_CHARACTERS_MAX, Arrival, Reply, Writes
 from streams.rules.messages import Id
 
@@ -37,10 +39,11 @@ class Service:
     writes: Writes
     readiness: Readiness
     authentication: Authentication
+    what_ifs: WhatIfs
 
     def end(self) -> None:
         """Let nobody wait any longer: the service is being stopped."""
-        for part in (self.live, self.dispatches, self.outcomes):
+        for part in (self.live, self.dispatches, self.outcomes, self.what_ifs):
             part.end()
 
 
@@ -60,6 +63,18 @@ async def _min_position(
         return read_position(min_position)
     except ValueError as error:
         raise invalid("invalid_field", "min_position", f"min_position {error}.") from None
+
+
+async def _as_of(
+    as_of: Annotated[
+        str | None,
+        Query(
+            description="a moment of the past: a time, or the number (seq) of a decision of the agent",
+            examples=["2026-03-01T10:00:00Z", "12"],
+        ),
+    ] = None,
+) -> Moment | None:
+    return None if as_of is None else read_moment(as_of)
 
 
 IdempotencyKey = Annotated[
@@ -84,6 +99,7 @@ GateName = Annotated[Id, BeforeValidator(decoded), Path()]
 EnvironmentId = Annotated[Id, BeforeValidator(decoded), Path()]
 ConversationId = Annotated[Id, BeforeValidator(decoded), Path()]
 MinPosition = Annotated[LogPosition | None, Depends(_min_position)]
+AsOf = Annotated[Moment | None, Depends(_as_of)]
 ArrivalOf = Annotated[Arrival, Depends(_arrival)]
 Rows = Annotated[int, Query(alias="limit", ge=1, le=PAGE_ROWS_MAX, description="rows of a page")]
 Cursor = Annotated[str | None, Query(description="next_cursor of the page before")]
