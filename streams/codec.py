@@ -407,11 +407,11 @@ def read_partition(value: bytes) -> PartitionRow:
     return _PARTITION.validate_python((content["at"], content["positions"], content["heartbeats"]))
 
 
-def write_texts(command: Trigger) -> bytes | None:
+def write_texts(message: Text | None, payload: Text | None) -> bytes | None:
     """The row of a trigger's texts, as JSON of their own order and spelling; None if it has none."""
     parts = [
         b'"%s":%s' % (name.encode(), text.json)
-        for name, text in (("message", command.message), ("payload", command.payload))
+        for name, text in (("message", message), ("payload", payload))
         if text is not None and text.json is not None
     ]
     return b"{%s}" % b",".join(parts) if parts else None

@@ -357,7 +357,7 @@ class Partition:
         if isinstance(command, Trigger):
             if command.id not in agent.triggers or not step.emitted:
                 return
-            texts = codec.write_texts(command)
+            texts = codec.write_texts(command.message, command.payload)
             if texts is not None:
                 text_key = agent.agent_id, command.id
                 self._texts[text_key] = self._changed_texts[text_key] = texts

@@ -108,11 +108,12 @@ class Sites:
         """Decide one command; the instant of the decision, 0 if it left none."""
         self.working_on = site_id
         site = self._site(site_id)
+        was_left_over = site.row.todo_since is not None
         step = decide(site, command, at, self._defaults)
         if step.has_decision:
             self._write(site, step, cause, via)
-        elif step.more or site.row.todo_since is not None:
-            site.changed[SiteRowRef("site")] = None  # how far a walk has come
+        elif step.more or was_left_over:
+            site.changed[SiteRowRef("site")] = None  # how far a walk has come, or that nothing is left
         self._changed[site_id] = site
         self._note(site)
         return at if step.has_decision else 0

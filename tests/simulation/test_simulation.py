@@ -158,7 +158,7 @@ def kinds(union: object) -> set[str]:
     return {member.model_fields["type"].default for member in get_args(get_args(union)[0])}
 
 
-NEVER_HERE = {"parked", "unparked", "forgotten"}
+NEVER_HERE = {"parked", "unparked", "forgotten", "payload_lost"}
 """The rules never fail here, and no run lasts for days; tests/unit and tests/model see to these."""
 TOO_RARE = {"force_limit_reached"}
 """About one in four hundred seeds; tests/unit sees to it."""
