@@ -14,10 +14,10 @@ from tests.model.pair import Pair
 
 AGENTS = ("A", "A", "B")
 CHECKED_EVERY = 10
-LIVES = int(os.environ.get("BERTH_MODEL_LIVES", "12"))
+LIVES = int(os.environ.get("BERTH_MODEL_LIVES", "24"))
 SENT_BY_USERS = (TRIGGERS.name, STATUSES.name, CONTROLS.name)
 FOLDERS = ("/a", "/a/b", "/a/bc", "/a/b/c", "/", "/d")
-WAYS = ("queue", "queue", "queue", "ask", "force", "interrupt")
+WAYS = ("queue", "queue", "ask", "ask", "force", "force", "interrupt")
 
 
 class Life:
@@ -35,7 +35,7 @@ class Life:
                 *(self.trigger, self.word, self.stop, self.control, self.again, self.time, self.outage, self.crash),
                 *(self.deliver, self.site),
             ],
-            weights=[30, 40, 6, 10, 6, 14, 2, 2, 60, 5],
+            weights=[30, 40, 6, 12, 6, 14, 2, 2, 60, 9],
         )[0]
         what()
 
@@ -56,13 +56,13 @@ class Life:
         value["conversation_id"] = f"c{self.chance.randrange(8)}"
         if self.chance.random() < 0.4:
             value |= {"kind": "chat", "interactive": True, "on_busy": self.pick(*WAYS)}
-        if self.chance.random() < 0.05:
+        if self.chance.random() < 0.08:
             value["approval_required"] = True
         if self.chance.random() < 0.4:
             value |= self.resources()
         if self.chance.random() < 0.1:
             value["depends_on"] = [{"agent_id": self.pick("A", "B"), "conversation_id": f"c{self.chance.randrange(9)}"}]
-        if value.get("interactive") and self.chance.random() < 0.5:
+        if value.get("interactive") and self.chance.random() < 0.4:
             value["decide_before"] = self.seconds(-1, 3, 20, 40)
         for name, share in (("created_at", 0.5), ("available_at", 0.2)):
             if self.chance.random() < share:
@@ -146,13 +146,15 @@ class Life:
         agent = self.pick(*AGENTS)
         name = self.chance.choices(
             ["configure", "pause", "resume", "archive", "reschedule", "resume_trigger", "approve"],
-            weights=[8, 3, 6, 1, 4, 8, 3],
+            weights=[8, 3, 6, 1, 4, 8, 4],
         )[0]
+        if self.pair.model(agent).archived and self.chance.random() < 0.5:
+            name = "configure"
         value: Json = {"type": name, "v": 1, "id": self.new_id("k"), "agent_id": agent, "requested_by": "u"}
         if name == "configure":
             value["parallelism_limit"] = self.pick(1, 1, 2, 3, 5, "unlimited", None)
             if self.chance.random() < 0.2:
-                value["max_backlog_depth"] = self.pick(0, 2, 20, None)
+                value["max_backlog_depth"] = self.pick(0, 2, 20, None, None)
             if self.chance.random() < 0.2:
                 value["serial"] = self.pick(True, False, False)
             if self.chance.random() < 0.2:
@@ -186,12 +188,17 @@ class Life:
 
 
 TOTAL: Counter[str] = Counter()
+"""Of the fixed lives: what these are known to bring can't fail to happen by the luck of a seed."""
 
 
 @pytest.mark.parametrize("life", range(LIVES))
 def test_a_long_life_is_decided_as_the_naive_models_say(life: int, seed: int) -> None:
-    """I1 to I8: 800 steps a life, compared as they come; BERTH_MODEL_LIVES chooses how many lives."""
-    number = seed * 1000 + life
+    """I1 to I8: 800 steps a life, compared as they come; BERTH_MODEL_LIVES chooses how many lives.
+
+    Every second one is the same in each run, the others are the seed's.
+    """
+    fixed = life % 2 == 0
+    number = life if fixed else seed * 1000 + life
     print(f"life {number}")  # noqa: T201 - shown when it fails
     lived = Life(number)
     for step in range(800):
@@ -200,30 +207,25 @@ def test_a_long_life_is_decided_as_the_naive_models_say(life: int, seed: int) ->
             lived.pair.compare()
     lived.pair.advance(100 * 86_400)
     lived.pair.compare()
-    TOTAL.update(lived.pair.happened())
-    TOTAL["lives"] += 1
+    if fixed:
+        TOTAL.update(lived.pair.happened())
+        TOTAL["lives"] += 1
 
 
 def test_everything_that_the_lives_are_for_happened() -> None:
     """Lives in which nothing is granted, recalled or lost prove nothing. Runs after all of them."""
-    if TOTAL["lives"] < max(LIVES, 12):
+    if TOTAL["lives"] < max(LIVES // 2, 12):
         pytest.skip("too few lives to expect everything")
     expected = (
-        *("accepted", "placed", "dispatched", "finished", "paused", "replied", "attempt_failed", "lease_expired"),
-        *("stop_requested", "stopped", "expired", "archived", "revived", "rescheduled", "forgotten"),
-        *(
-            "claimed",
-            "granted",
-            "claim_waiting",
-            "returned",
-            "refused",
-            "watched",
-            "unwatched",
-            "told",
-            "dependency_resolved",
-        ),
-        *("claim_granted", "claim_denied", "claim_recalled", "claim_degraded", "gate_changed", "site_paused"),
+        *("accepted", "placed", "dispatched", "forced", "finished", "paused", "resumed", "replied", "attempt_failed"),
+        *("lease_expired", "stop_requested", "stopped", "expired", "archived", "revived", "approved", "rescheduled"),
+        *("agent_paused", "agent_resumed", "forgotten", "claimed", "granted", "claim_waiting", "degraded", "returned"),
+        *("refused", "watched", "unwatched", "told", "dependency_resolved"),
+        *("claim_granted", "claim_denied", "claim_recalled", "claim_degraded", "gate_changed"),
+        *("site_paused", "site_resumed", "folder_deleted"),
         *("refused agent_backlog_full", "refused run_budget_used_up", "refused site_unknown"),
+        *("refused conversation_busy", "refused agent_parallelism_limit_reached", "refused not_yet_available"),
+        *("refused dependency_unfinished", "refused approval_required"),
         "crashed with messages under way",
     )
     missing = [name for name in expected if not TOTAL[name]]
