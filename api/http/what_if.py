@@ -126,7 +126,7 @@ def _answer(exit_code: int, output: IO[bytes], errors: IO[bytes]) -> bytes:
         if output.seek(0, os.SEEK_END) > ANSWER_BYTES_MAX:
             raise _too_much(f"Its answer is larger than {ANSWER_BYTES_MAX // 2**20} MiB")
         output.seek(0)
-        return output.read()
+        return output.read().rstrip()
     if exit_code == NOTHING_RECORDED_EXIT_CODE:
         raise Problem(404, "nothing_recorded", "Nothing was decided in that time. Choose another since and until.")
     if exit_code == LOG_UNREADABLE_EXIT_CODE:

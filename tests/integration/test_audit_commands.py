@@ -191,8 +191,25 @@ async def test_an_exported_file_is_replayed_without_any_service(berth: Stack, tm
     assert "is there already" in again.stderr
 
 
+async def test_what_is_not_decided_yet_is_refused_with_the_last_that_is(berth: Stack, tmp_path: Path) -> None:
+    for more in ((), ("--from-log",)):
+        done = await asyncio.to_thread(_berth, berth, tmp_path, "as-of", "writer", "--seq", "6", *more)
+        told = " ".join(done.stderr.replace("│", " ").split())
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "has no decision 6 yet: the last one that was found is 5" in told
+        assert "--seq 5" in told
+    future = await asyncio.to_thread(_berth, berth, tmp_path, "as-of", "--at", "9999-01-01T00:00:00Z")
+    assert future.returncode == 2
+    assert "still to come" in future.stderr
+
+
 async def test_who_is_unknown_is_said_with_what_to_do(berth: Stack, tmp_path: Path) -> None:
-    for words in (("as-of", "nobody"), ("explain", "writer", "nobody"), ("audit", "export", "nobody")):
+    for words in (
+        ("as-of", "nobody"),
+        ("as-of", "writer", "--seq", "0"),
+        ("explain", "writer", "nobody"),
+        ("audit", "export", "nobody"),
+    ):
         done = await asyncio.to_thread(_berth, berth, tmp_path, *words)
         assert done.returncode == 1
         assert "To do:" in done.stderr

@@ -26,8 +26,8 @@ CHECKS = (
     "unsupported_method",
     "ignored_auth",
 )
-LEFT_OUT = "^/api/events$|/task$|/execute-task$|/archive$"
-"""A stream, what waits for a runner, and what would end all the others; they have tests of their own."""
+LEFT_OUT = "^/api/events$|/task$|/execute-task$|/archive$|/what-if$"
+"""A stream, what waits for a runner, what would end all the others, and what starts a process; they have own tests."""
 CONFIGURATION = """
 [parameters]
 "path.agent_id" = "{agent}"

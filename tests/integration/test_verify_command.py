@@ -94,7 +94,13 @@ async def test_damage_is_found_at_its_offset(topics: EmbeddedKafka, seed: int, t
     await write(topics.bootstrap, [*log[:place], log[place]._replace(value=damaged), *log[place + 1 :]])
     done = await asyncio.to_thread(berth, tmp_path, "verify", "--json", BERTH_KAFKA=topics.bootstrap)
     assert done.returncode == 1
-    (violation,) = json.loads(done.stdout)["violations"]
+    assert "no PostgreSQL is known here" in done.stderr
+    found = json.loads(done.stdout)
+    (violation,) = found["violations"]
+    assert not found["sound"]
+    read_to = {(one["topic"], one["partition"]): one["next_offset"] for one in found["positions"]}
+    assert read_to["berth.decisions", 0] == log[place].offset
+    assert read_to["berth.site-decisions", 0] == sum(logged.topic == "berth.site-decisions" for logged in log)
     assert (violation["topic"], violation["partition"]) == ("berth.decisions", 0)
     assert (violation["kind"], violation["offset"], violation["seq"]) == (
         "recomputed", log[place].offset, log[place].decision.seq,

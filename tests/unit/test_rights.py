@@ -11,6 +11,7 @@ from api.http.app import create_app
 from api.http.auth import ROLES, Caller, Role
 from api.http.rights import (
     ADMIN,
+    AUDIT,
     MAKE,
     OPERATE,
     OWN,
@@ -129,6 +130,15 @@ def test_only_an_admin_with_access_makes_agents() -> None:
     assert code(MAKE, "admin", access=False) == "access_denied"
     assert code(MAKE, "person", access=True, standing=Standing.OWNER) == "role_required"
     assert code(MAKE, "person", access=False) == "access_denied"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_log_as_a_whole_is_for_admins_of_all_agents(role: Role) -> None:
+    for address in (("GET", "/api/audit/verify"), ("POST", "/api/audit/what-if")):
+        assert RIGHTS[address] is AUDIT
+    of_all = judge(AUDIT, Caller("ann", role, None, 0.0), None, Standing.UNKNOWN)
+    assert (None if of_all is None else of_all.code) == (None if role == "admin" else "role_required")
+    assert code(AUDIT, role, access=True) == ("access_denied" if role == "admin" else "role_required")
 
 
 @pytest.mark.parametrize(
