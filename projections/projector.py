@@ -17,8 +17,6 @@ left, and it goes on from where they are.
 """
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -36,8 +34,8 @@ from projections.row_types import CannotApply
 from projections.schema import SchemaRefused
 from projections.store import Applied, Batch, Decider, Moved, Position, Store
 from streams import DECISIONS, SITE_DECISIONS
+from streams.ending import EXIT_ASKED, Ending
 
-EXIT_ASKED: Final = 0
 EXIT_CANNOT_APPLY: Final = 65
 EXIT_ERROR: Final = 70
 EXIT_SETUP: Final = 78
@@ -57,7 +55,7 @@ WATCH_SECONDS: Final = 1.0
 ANSWER_SECONDS_MAX: Final = 4.0
 STANDSTILL_SECONDS_MAX: Final = 8.0
 RETRY_SECONDS_MAX: Final = 2.0
-STOP_SECONDS_MAX: Final = 8.0
+STOP_SECONDS_MAX: Final = 6.0
 DAY_MICROSECONDS: Final = 24 * 3600 * 1_000_000
 
 DATABASE_AWAY: Final = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.UndefinedTable)
@@ -111,28 +109,28 @@ class Projector:
         now = time.monotonic()
         self._kafka_answered_at_seconds = self._database_answered_at_seconds = self._progress_at_seconds = now
 
-    async def run(self) -> int:
-        """Project until asked to stop; the exit code, see above."""
-        asked = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, asked.set)
-        server = await self._serve()
+    async def run(self, ending: Ending) -> int:
+        """Project until asked to stop; the exit code, see above, with which the process must end then."""
+        asked = ending.in_order()
+        try:
+            await self._serve()
+        except OSError as error:
+            log.error("port_not_free", error=str(error), advice="choose another BERTH_PROJECTOR_PORT, or 0: a free one")
+            return EXIT_SETUP
         follow = asyncio.create_task(self._follow_for_ever(), name="follow")
         watch = asyncio.create_task(self._watch(), name="watch")
-        asking = asyncio.create_task(asked.wait(), name="signals")
-        try:
-            await asyncio.wait({follow, watch, asking}, return_when=asyncio.FIRST_COMPLETED)
-            code = self._why(follow, watch)
-        finally:
-            self.state = "stopped"
-            for task in (follow, watch, asking):
-                task.cancel()
-            await asyncio.wait({follow, watch, asking}, timeout=STOP_SECONDS_MAX)  # a client may swallow it
-            if self._busy is not None and not self._busy.done():
-                log.error("projector_ended_hard", error="the database does not answer", exit_code=code)
-                os._exit(code)
+        asking = asyncio.create_task(asked.wait(), name="asked")
+        await asyncio.wait({follow, watch, asking}, return_when=asyncio.FIRST_COMPLETED)
+        code = self._why(follow, watch)
+        ending.begin(code)
+        self.state = "stopped"
+        follow.cancel()
+        watch.cancel()
+        await asyncio.wait({follow, watch}, timeout=STOP_SECONDS_MAX)  # a client may swallow it
+        if self._busy is not None and not self._busy.done():
+            log.warning("database_does_not_answer", kept="a batch under way is applied as a whole or not at all")
+        else:
             self._store.close()
-            await server.cleanup()
         log.info("projector_stopped", exit_code=code)
         return code
 
@@ -363,7 +361,7 @@ class Projector:
 
     # Answering
 
-    async def _serve(self) -> web.AppRunner:
+    async def _serve(self) -> None:
         """Answer /healthz, /readyz and /metrics on 127.0.0.1."""
         site = web.Application()
         site.add_routes(
@@ -378,7 +376,6 @@ class Projector:
         await web.TCPSite(runner, "127.0.0.1", self._port).start()
         self.address = f"127.0.0.1:{runner.addresses[0][1]}"
         log.info("projector_listens", readyz=f"http://{self.address}/readyz")
-        return runner
 
     async def _answer_health(self, _request: web.Request) -> web.Response:
         return web.json_response({"healthy": self.state != "stopped"})

@@ -1,10 +1,9 @@
 """``berth api``: the HTTP API and the page."""
 
+import asyncio
 import ipaddress
 import resource
-import signal
 import socket
-from types import FrameType
 from typing import Annotated, Final
 
 import structlog
@@ -14,17 +13,20 @@ import uvicorn
 from api.cli import local_secret
 from api.cli.command_failed import CommandFailed
 from api.cli.endpoints import published
-from api.cli.service import log_as_json, run_service
+from api.cli.service import EXIT_ERROR, log_as_json, run_service
 from api.http.app import create_app
 from api.http.auth import Authentication
 from api.http.readiness import Bounds
 from api.http.routes.parameters import Service
-from streams.settings import load_settings
+from streams.ending import EXIT_ASKED, Ending
+from streams.settings import Settings, load_settings
 
 LOCAL: Final = "127.0.0.1"
 USUAL_PORT: Final = 8080
 STOP_SECONDS_MAX: Final = 6
 """Requests under way when asked to stop are answered: the longest wait is 5 s."""
+CLOSE_SECONDS_MAX: Final = STOP_SECONDS_MAX + 2
+"""That, and giving back the connections to Kafka and PostgreSQL."""
 
 UNREAD_MILLISECONDS_MAX: Final = 30_000
 CONNECTIONS_MAX: Final = 10_000
@@ -72,12 +74,8 @@ def api(
         timeout_graceful_shutdown=STOP_SECONDS_MAX,
         lifespan="on",
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _already_asked)
-    with published(settings, api=address):
-        log.info("api_listens", page=f"{address}/", readyz=f"{address}/readyz")
-        run_service(_serve(_Server(config, app.state.service), listener))
-    log.info("api_stopped")
+    server = _Server(config, app.state.service)
+    run_service(lambda ending: _serve(server, listener, address, settings, ending))
 
 
 class _Server(uvicorn.Server):
@@ -93,9 +91,23 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-async def _serve(server: _Server, listener: socket.socket) -> int:
-    await server.serve(sockets=[listener])
-    return 0
+async def _serve(server: _Server, listener: socket.socket, address: str, settings: Settings, ending: Ending) -> int:
+    """Answer until asked to stop. Nobody is sent here any more from that moment on."""
+    asked = ending.in_order()
+    with published(settings, api=address):
+        log.info("api_listens", page=f"{address}/", readyz=f"{address}/readyz")
+        serving = asyncio.create_task(server.serve(sockets=[listener]), name="uvicorn")
+        asking = asyncio.create_task(asked.wait(), name="asked")
+        await asyncio.wait({serving, asking}, return_when=asyncio.FIRST_COMPLETED)
+    server.should_exit = True
+    await asyncio.wait({serving}, timeout=CLOSE_SECONDS_MAX)
+    if serving.done():
+        serving.result()
+    else:
+        log.warning("connections_not_closed", kept="every request was answered or broken off")
+    exit_code = EXIT_ASKED if asked.is_set() else EXIT_ERROR
+    log.info("api_stopped", exit_code=exit_code)
+    return exit_code
 
 
 def _allow_connections() -> None:
@@ -103,10 +115,6 @@ def _allow_connections() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = CONNECTIONS_MAX if hard == resource.RLIM_INFINITY else min(hard, CONNECTIONS_MAX)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
-
-
-def _already_asked(_number: int, _frame: FrameType | None) -> None:
-    """uvicorn sends itself the signal again when it has ended in order: nothing is left to do."""
 
 
 def _address(host: str, port: int) -> str:

@@ -9,10 +9,7 @@ With a terminal there is one live line, otherwise a line each second; ``--json``
 
 import asyncio
 import json
-import logging
 import random
-import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
@@ -30,9 +27,11 @@ from rich.live import Live
 from rich.text import Text
 
 from api.cli.command_failed import CommandFailed
+from api.cli.service import log_to_terminal, run_service
 from api.load.arrivals import SECONDS_PER_TOKEN_DEFAULT, Arrival, TraceRefused, generate, read_trace, sped_up
 from api.load.progress import Progress, in_words
 from streams import CONTROLS, DECISIONS, STATUSES, TRIGGERS
+from streams.ending import EXIT_ASKED, Ending
 from streams.rules.limits import BACKLOG_DEPTH_MAX, PARALLELISM_LIMIT_MAX
 from streams.settings import load_settings
 
@@ -99,8 +98,8 @@ def demo(  # noqa: PLR0913 - options of a command line
         heartbeat_seconds=heartbeat,
         seed=seed,
     )
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    asyncio.run(_Demo(bootstrap, plan, as_json=as_json).run())
+    log_to_terminal()
+    run_service(_Demo(bootstrap, plan, as_json=as_json).run)
 
 
 def arrivals_of(trace: Path | None, rate: float, seed: int, seconds_per_token: float) -> Iterable[Arrival]:
@@ -146,26 +145,25 @@ class _Demo:
         self._configured: set[str] = set()
         self._answered = asyncio.Event()
         self._wake = asyncio.Event()
-        self._stop = asyncio.Event()
         self._has_produced = False
         self._progress = Progress(plan.run, {})
 
-    async def run(self) -> None:
+    async def run(self, ending: Ending) -> int:
         """Send, watch and tell until everything has ended or Ctrl-C."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
         producer = AIOKafkaProducer(bootstrap_servers=self._bootstrap, acks="all", enable_idempotence=True, linger_ms=1)
         await producer.start()
         try:
             async with self._reading() as consumer:
+                asked = ending.in_order()
                 tasks = [
                     asyncio.create_task(coroutine)
-                    for coroutine in (self._watch(consumer), self._produce(producer), self._tell(), self._stop.wait())
+                    for coroutine in (self._watch(consumer), self._produce(producer), self._tell(), asked.wait())
                 ]
                 await self._until_over(tasks)
         finally:
             await producer.stop()
         self._sum_up()
+        return EXIT_ASKED
 
     async def _until_over(self, tasks: list[asyncio.Task[Any]]) -> None:
         """Until the telling is over, Ctrl-C, or an error in any task."""

@@ -46,4 +46,4 @@ def projector(
         settings.projector_port if port is None else port,
         lag_seconds_max=settings.projection_lag_seconds_max,
     )
-    raise typer.Exit(run_service(running.run()))
+    run_service(running.run)

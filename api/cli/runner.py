@@ -7,26 +7,21 @@ would do the same twice.
 
 import asyncio
 import fnmatch
-import logging
-import os
 import random
-import signal
-import sys
 from typing import Annotated, Final
 
-import structlog
 import typer
 from rich.console import Console
 
 from api.cli.command_failed import CommandFailed
+from api.cli.service import log_to_terminal, run_service
 from api.load.runner import Ended, Options, Runner, Work
+from streams.ending import ENDS_SECONDS_MAX, EXIT_ASKED, Ending
 from streams.rules.dispatches import Dispatch
 from streams.settings import load_settings
 
 WORK_SECONDS_DEFAULT: Final = 1.0
 REPORT_SECONDS: Final = 10.0
-END_SECONDS_EXTRA: Final = 15.0
-"""After this much more than ``--end-seconds`` the process ends whatever happens."""
 
 
 def runner(  # noqa: PLR0913 - options of a command line
@@ -72,7 +67,7 @@ def runner(  # noqa: PLR0913 - options of a command line
             advice="choose shares whose sum is at most 1.",
         )
     bootstrap = load_settings().kafka_addresses()
-    _log_to_stderr()
+    log_to_terminal()
     options = Options(
         group=group or ("berth-runner" if agents == "*" else f"berth-runner {agents}"),
         capacity=capacity,
@@ -81,7 +76,7 @@ def runner(  # noqa: PLR0913 - options of a command line
         takes=lambda agent_id: fnmatch.fnmatchcase(agent_id, agents),
     )
     work = waiting_work(work_seconds, failures, deaths, seed)
-    asyncio.run(_run(bootstrap, work, options))
+    run_service(lambda ending: _run(bootstrap, work, options, ending), end_seconds + ENDS_SECONDS_MAX)
 
 
 def waiting_work(work_seconds: float, failures: float, deaths: float, seed: int) -> Work:
@@ -115,7 +110,7 @@ def _number(value: object, default: float) -> float:
     return float(value) if is_number and isinstance(value, int | float) else default
 
 
-async def _run(bootstrap: str, work: Work, options: Options) -> None:
+async def _run(bootstrap: str, work: Work, options: Options, ending: Ending) -> int:
     running = Runner(bootstrap, work, options)
     console = Console(stderr=True)
     console.print(
@@ -124,20 +119,16 @@ async def _run(bootstrap: str, work: Work, options: Options) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    loop = asyncio.get_running_loop()
-
-    def end() -> None:
-        running.end()
-        loop.call_later(options.end_seconds + END_SECONDS_EXTRA, os._exit, 1)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end)
+    await running.start()
+    asking = asyncio.create_task(ending.in_order().wait(), name="asked")
+    asking.add_done_callback(lambda _: running.end())
     telling = asyncio.create_task(_tell(running, console))
     try:
         await running.run()
     finally:
         telling.cancel()
         console.print(in_words(running), highlight=False)
+    return EXIT_ASKED
 
 
 async def _tell(running: Runner, console: Console) -> None:
@@ -158,8 +149,3 @@ def in_words(running: Runner) -> str:
         f"in work {running.held}, taken {counts.taken}, finished {counts.finished}, failed {counts.failed}, "
         f"stopped {counts.stopped}{silent}"
     )
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))

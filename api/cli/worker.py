@@ -43,4 +43,4 @@ def worker(
     settings = load_settings().model_copy(update={name: value for name, value in given.items() if value is not None})
     log_as_json()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
-    raise typer.Exit(run_service(run_worker(settings)))
+    run_service(lambda ending: run_worker(settings, ending))

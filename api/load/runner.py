@@ -98,7 +98,10 @@ class Options:
 
 
 class Runner(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no types
-    """One runner. ``run`` returns after ``end`` was called, or raises what Kafka says when it can't go on."""
+    """One runner. Use: ``start``, then ``run``, which returns after ``end`` was called.
+
+    Both raise what Kafka says when they can't go on.
+    """
 
     def __init__(self, bootstrap: str, work: Work, options: Options) -> None:
         self.counts = Counts()
@@ -128,12 +131,15 @@ class Runner(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
         """Take nothing more and come to an end within ``end_seconds``."""
         self._end.set()
 
-    async def run(self) -> None:
-        """Take and do work until ``end``."""
+    async def start(self) -> None:
+        """Connect; nothing is taken yet."""
         await self._producer.start()
         await self._taking.start()
         await self._listening.start()
         await self._listening.seek_to_end()  # before the first dispatch is taken, so that no stop of it is missed
+
+    async def run(self) -> None:
+        """Take and do work until ``end``."""
         self._taking.subscribe([DISPATCHES.name], listener=self)
         taking, listening = asyncio.create_task(self._take_on()), asyncio.create_task(self._listen())
         asked = asyncio.create_task(self._end.wait())

@@ -53,14 +53,21 @@ def is_outage(error: BaseException) -> bool:
     )
 
 
+async def ended_within(seconds: float, work: Coroutine[Any, Any, object]) -> bool:
+    """Whether the work ended in this time, be it with an error. What didn't is cancelled, and left to itself."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    finally:
+        task.add_done_callback(_note)
+        task.cancel()
+    return task.done() and not task.cancelled()
+
+
 async def stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
     """Give the client's connections back; one that doesn't end is left to itself."""
-    stopping = asyncio.ensure_future(client.stop())
-    try:
-        await asyncio.wait({stopping}, timeout=STOP_SECONDS_MAX)
-    finally:
-        stopping.add_done_callback(_note)
-        stopping.cancel()
+    if not await ended_within(STOP_SECONDS_MAX, client.stop()):
+        log.warning("client_not_stopped")
 
 
 @asynccontextmanager
@@ -83,8 +90,9 @@ async def reading(
         await stop(consumer)
 
 
-def _note(stopping: "asyncio.Future[None]") -> None:
-    if stopping.cancelled():
-        log.warning("client_not_stopped")
-    elif stopping.exception() is not None:
-        log.debug("client_not_stopped_well", error=repr(stopping.exception()))
+def _note(task: "asyncio.Task[object]") -> None:
+    error = None if task.cancelled() else task.exception()
+    if isinstance(error, KafkaError | TimeoutError | OSError):
+        log.debug("ended_badly", error=repr(error))
+    elif error is not None:
+        log.error("ended_badly", error=repr(error), exc_info=error)

@@ -69,7 +69,7 @@ class Membership:
 
     async def assigned(self, numbers_by_topic: Mapping[str, frozenset[int]], generation: int) -> None:
         """The group has given these partitions to this worker, in this generation. Never raises; halts instead."""
-        began = edge.monotonic_seconds()
+        began, new = edge.monotonic_seconds(), list[Ownership]()
         try:
             numbers = _same_numbers(numbers_by_topic)
             was_member = self._generation is not None and generation == self._generation + 1
@@ -83,6 +83,7 @@ class Membership:
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends the process
             self.halt(error)
         if self.halted.done() or self._is_leaving:
+            await asyncio.gather(*(ownership.close() for ownership in new))
             return
         for ownership in new:
             self.owned[ownership.number] = ownership

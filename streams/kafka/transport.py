@@ -84,6 +84,9 @@ class MemberThread(driver.AIOKafkaConsumerThread):
                 membership = cast("Consumer", self.consumer).membership
                 self.parent_loop.call_soon_threadsafe(membership.halt, error)
 
+    def on_crash(self, _message: str, *_arguments: Any) -> None:
+        """Mode would print a traceback. Why the app has crashed is said by whoever waits for it."""
+
     def pause(self, assigned: Iterable[TopicPartition]) -> None:
         """Fetch nothing of these."""
         self._ensure_consumer().pause(*assigned)
@@ -102,6 +105,11 @@ class MemberThread(driver.AIOKafkaConsumerThread):
         """Leave the group now: the others needn't wait for the session to run out."""
         self.has_left = True
         await self._ensure_consumer().stop()
+
+    @property
+    def is_member(self) -> bool:
+        """Whether it may have begun to join the group."""
+        return self._consumer is not None
 
     async def rejoin(self) -> None:
         """Have the group give out its partitions anew."""
@@ -145,8 +153,10 @@ class Consumer(driver.Consumer):
         """Faust would complain that nothing is fetched."""
 
     async def leave_group(self) -> None:
-        """Leave the group; the app is stopped afterwards."""
-        await self._thread.call_thread(self._thread.leave)
+        """Leave the group, also when Faust has only begun to start; the process ends afterwards."""
+        if self._thread.is_member:
+            leaving = asyncio.run_coroutine_threadsafe(self._thread.leave(), self._thread.thread_loop)
+            await asyncio.wrap_future(leaving)
 
     async def rejoin_group(self) -> None:
         """Have the group give out its partitions anew; returns before that has happened."""

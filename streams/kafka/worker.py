@@ -10,9 +10,11 @@ How it ends, as an exit code for the supervisor:
 78    what is stored or set up doesn't fit: the log says what to do; starting again alone doesn't help
 ====  =====================================================================================================
 
-When it must stop it doesn't wait for anything: no transaction begins any more, the group is left so that others take
-over without waiting for the session to run out, and if Faust's threads don't end in time the process is ended under
-them, because a thread that goes on sending heartbeats for dead partitions is the worst outcome.
+However it ends, no transaction begins any more, those under way are waited for as briefly as their own bounds say, and
+the group is left so that others take over without waiting for the session to run out. That is all: Faust is not stopped
+but ends with the process (``streams.ending``), because its ``stop`` holds up the event loop until its threads have
+ended, and swallows whatever is to break that off. A thread that goes on sending heartbeats for dead partitions is the
+worst outcome.
 
 Kafka being away for a moment is no reason to stop: clients reconnect, and nothing is decided meanwhile. What failed on
 the way (a transaction that was under way, say) is taken over afresh with the group's next assignment; the second time
@@ -24,8 +26,6 @@ restart than a healthy-looking worker that does nothing.
 
 import asyncio
 import json
-import os
-import signal
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, cast
@@ -38,8 +38,9 @@ from aiokafka.errors import InvalidSessionTimeoutError, KafkaError, ProducerFenc
 from faust.exceptions import ProducerSendError
 
 from streams import APPLICATION_ID, INPUT_TOPICS, WORKERS
+from streams.ending import EXIT_ASKED, Ending
 from streams.kafka import edge, metrics, topics
-from streams.kafka.clients import honest, is_outage, reading
+from streams.kafka.clients import ended_within, honest, is_outage, reading
 from streams.kafka.intake import Fetched, InputOutOfOrder, Intake
 from streams.kafka.membership import AssignmentsDiffer, Membership
 from streams.kafka.ownership import Ownership, Surroundings
@@ -50,18 +51,25 @@ from streams.rules.limits import Defaults
 from streams.rules.order import format_instant
 from streams.settings import Settings
 
-EXIT_ASKED: Final = 0
 EXIT_KAFKA_AWAY: Final = 69
 EXIT_ERROR: Final = 70
 EXIT_FENCED: Final = 75
 EXIT_SETUP: Final = 78
+
+ADVICE: Final = {
+    EXIT_KAFKA_AWAY: "look at Kafka, and start the worker again",
+    EXIT_ERROR: "start it again, which a supervisor does; the exception says where the bug is",
+    EXIT_FENCED: "start it again, which a supervisor does",
+    EXIT_SETUP: "do what the error says, then start it again",
+}
 
 REPORT_SECONDS: Final = 1.0
 ASK_SECONDS_MAX: Final = 5.0
 SILENCE_SECONDS_MIN: Final = 3.0
 KAFKA_AWAY_SECONDS_MAX: Final = 60.0
 STANDSTILL_SECONDS_MAX: Final = 30.0
-STOP_SECONDS_MAX: Final = 8.0
+RELEASE_SECONDS_MAX: Final = 5.0
+LEAVE_SECONDS_MAX: Final = 2.0
 
 log = structlog.get_logger()
 
@@ -83,8 +91,11 @@ class App(faust.App):
         """Nothing is stored here."""
 
 
-async def run_worker(settings: Settings, make_partition: MakePartition | None = None) -> int:
-    """Run a worker until it is asked to stop or must; the exit code, see above. ``make_partition``: another decider."""
+async def run_worker(settings: Settings, ending: Ending, make_partition: MakePartition | None = None) -> int:
+    """Run a worker until it is asked to stop or must; the exit code, see above, with which the process must end then.
+
+    ``make_partition``: another decider.
+    """
     bootstrap = settings.kafka_addresses()
     try:
         problems = await topics.check(bootstrap, settings.partitions)
@@ -98,7 +109,7 @@ async def run_worker(settings: Settings, make_partition: MakePartition | None = 
     if make_partition is None:
         defaults = Defaults(settings.default_limit, settings.worker_pool_capacity)
         make_partition = partial(Partition, partitions=settings.partitions, defaults=defaults)
-    return await Worker(settings, bootstrap, make_partition).run()
+    return await Worker(settings, bootstrap, make_partition).run(ending)
 
 
 class Worker:
@@ -121,29 +132,24 @@ class Worker:
         self._lags: dict[int, int] = {}
         self._stands_since: dict[int, tuple[tuple[int, ...], float]] = {}
 
-    async def run(self) -> int:
+    async def run(self, ending: Ending) -> int:
         """Run until asked to stop or until something must stop it; the exit code."""
-        asked = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, asked.set)
+        asked = ending.in_order()
         try:
-            server = await self._serve()
+            await self._serve()
         except OSError as error:
             log.error("port_not_free", error=str(error), advice="choose another BERTH_WORKER_PORT, or 0 for a free one")
             return EXIT_SETUP
         app = asyncio.create_task(self._run_app(), name="faust")
         watch = asyncio.create_task(self._watch(), name="watch")
-        asking = asyncio.create_task(asked.wait(), name="signals")
-        try:
-            ends: set[asyncio.Future[Any]] = {app, watch, asking, self.membership.halted}
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            code = self._why(app, watch)
-            await self._stop(code)
-        finally:
-            for task in (app, watch, asking):
-                task.cancel()
-            await asyncio.wait({app, watch, asking}, timeout=STOP_SECONDS_MAX)  # a client may swallow the cancellation
-            await server.cleanup()
+        asking = asyncio.create_task(asked.wait(), name="asked")
+        ends: set[asyncio.Future[Any]] = {app, watch, asking, self.membership.halted}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        code = self._why(app, watch)
+        ending.begin(code)
+        watch.cancel()
+        await self._leave(code)
+        log.info("worker_stopped", exit_code=code)
         return code
 
     async def _rejoin(self) -> None:
@@ -178,26 +184,27 @@ class Worker:
                 self.membership.halt(reason)
                 code = _exit_code(reason)
                 log.critical(
-                    "worker_stops", error=_text(reason), exit_code=code, exc_info=reason if code == 70 else None
+                    "worker_stops",
+                    error=_text(reason),
+                    kept="everything that was committed; others go on from there",
+                    advice=ADVICE[code],
+                    exit_code=code,
+                    exc_info=reason if code == EXIT_ERROR else None,
                 )
                 return code
         log.info("worker_asked_to_stop", partitions=sorted(self.membership.owned))
         return EXIT_ASKED
 
-    async def _stop(self, code: int) -> None:
-        """End transactions under way, leave the group, stop Faust; end the process when that takes too long."""
-        try:
-            async with asyncio.timeout(STOP_SECONDS_MAX):
-                await self.membership.leave()
-                if self._started:
-                    await self._consumer.leave_group()
-                    if code == EXIT_ASKED:
-                        await self._report(None)
-                await self.app.stop()
-        except Exception as error:  # noqa: BLE001 - whatever it is: Faust's threads must not go on without us
-            log.error("worker_ended_hard", error=repr(error), exit_code=code)
-            os._exit(code)
-        log.info("worker_stopped", exit_code=code)
+    async def _leave(self, code: int) -> None:
+        """End the transactions under way and leave the group; none of it is worth more than its time."""
+        if not await ended_within(RELEASE_SECONDS_MAX, self.membership.leave()):
+            log.warning("not_released", kept="a transaction under way becomes visible as a whole or not at all")
+        last = [self._consumer.leave_group()]
+        if code == EXIT_ASKED and self._started:
+            last.append(self._report(None))
+        has_left, *_ = await asyncio.gather(*(ended_within(LEAVE_SECONDS_MAX, work) for work in last))
+        if not has_left:
+            log.warning("group_not_left", advice="none: the others take over when this worker's session is over")
 
     # -- telling --------------------------------------------------------------------------------------------------
 
@@ -317,7 +324,7 @@ class Worker:
 
     # -- answering ------------------------------------------------------------------------------------------------
 
-    async def _serve(self) -> web.AppRunner:
+    async def _serve(self) -> None:
         """Answer /healthz, /readyz and /metrics on 127.0.0.1."""
         site = web.Application()
         site.add_routes(
@@ -327,13 +334,12 @@ class Worker:
                 web.get("/metrics", _answer_metrics),
             ]
         )
-        runner = web.AppRunner(site, access_log=None, shutdown_timeout=1.0)
+        runner = web.AppRunner(site, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", self._settings.worker_port).start()
         port = runner.addresses[0][1]
         self.address = f"127.0.0.1:{port}"
         log.info("worker_listens", worker_id=self.worker_id, readyz=f"http://{self.address}/readyz")
-        return runner
 
     async def _answer_health(self, _request: web.Request) -> web.Response:
         return web.json_response({"healthy": not self.membership.halted.done()})

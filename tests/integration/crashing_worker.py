@@ -13,7 +13,6 @@ restoring   a row is being restored
 ``on``: what must be in that transaction, or in that row: the name of a topic, a space, and a piece of a key or value.
 """
 
-import asyncio
 import json
 import os
 import signal
@@ -24,7 +23,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import structlog
 from aiokafka import AIOKafkaProducer
 
-from api.cli.service import log_as_json
+from api.cli.service import log_as_json, run_service
 from streams import CHANGELOG
 from streams.kafka import commit, ownership
 from streams.kafka.worker import run_worker
@@ -89,13 +88,14 @@ class DyingPartition(Partition):
         return super().fire_timers(now, limit)
 
 
-def work(death: Death) -> int:
+def work(death: Death) -> NoReturn:
     DyingWriter.death = DyingPartition.death = death
     vars(commit).update(AIOKafkaProducer=DyingProducer)
     vars(ownership).update(Writer=DyingWriter)
     settings = load_settings()
     defaults = Defaults(settings.default_limit, settings.worker_pool_capacity)
-    return asyncio.run(run_worker(settings, partial(DyingPartition, partitions=settings.partitions, defaults=defaults)))
+    make_partition = partial(DyingPartition, partitions=settings.partitions, defaults=defaults)
+    run_service(lambda ending: run_worker(settings, ending, make_partition))
 
 
 def run_child(death: Death) -> int:
@@ -103,7 +103,7 @@ def run_child(death: Death) -> int:
     child = os.fork()
     if child == 0:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-        os._exit(work(death))
+        work(death)
 
     def end(_number: int, _frame: object) -> NoReturn:
         os.kill(child, signal.SIGKILL)

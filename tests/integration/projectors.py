@@ -18,6 +18,7 @@ from aiokafka import AIOKafkaProducer
 from psycopg import sql
 from psycopg.rows import TupleRow
 
+from api.cli.service import run_service
 from projections import projector as projector_module
 from projections import schema
 from projections.projector import Projector
@@ -193,7 +194,7 @@ def project_until_killed(bootstrap: str, url: str, partitions: int, kill_at: int
     Fatal.left = kill_at
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     store = Store(url, open_connection=fatal_connection)
-    os._exit(asyncio.run(Projector(bootstrap, store, url, partitions, 36_500).run()))
+    run_service(Projector(bootstrap, store, url, partitions, 36_500).run)
 
 
 _FORKS: Final = multiprocessing.get_context("forkserver")

@@ -1,9 +1,8 @@
 """A worker whose transactions never end in the partition in which somebody asks for a trigger called ``stuck``."""
 
 import asyncio
-import sys
 
-from api.cli.service import log_as_json
+from api.cli.service import log_as_json, run_service
 from streams.kafka import commit, ownership
 from streams.kafka.worker import run_worker
 from streams.partition import Changes
@@ -20,4 +19,4 @@ class StuckWriter(commit.Writer):
 if __name__ == "__main__":
     log_as_json()
     vars(ownership).update(Writer=StuckWriter)
-    sys.exit(asyncio.run(run_worker(load_settings())))
+    run_service(lambda ending: run_worker(load_settings(), ending))
