@@ -302,6 +302,8 @@ def _count(counts: Counts, verifier: Verifier | SiteVerifier, recheck: Recheck |
     if isinstance(verifier, Verifier):
         counts.forced += verifier.forced
         counts.overtakings = counts.overtakings + verifier.overtakings
+    else:
+        counts.overtakings_at_sites = counts.overtakings_at_sites + verifier.overtakings
     if recheck is not None:
         counts.recomputed += recheck.decisions
         counts.unknown = counts.unknown + recheck.unknown
@@ -352,9 +354,11 @@ def _print(verdict: Verdict) -> None:
         typer.echo(f"{counts.recomputed:,} commands decided again gave the same decisions, byte for byte")
     for policy, number in sorted(counts.unknown.items()):
         typer.echo(f"{number:,} decisions are of policy {policy!r}, unknown here: folded, not decided again")
-    if counts.overtakings:
-        allowed = ", ".join(f"{number:,} {reason}" for reason, number in counts.overtakings.most_common())
-        typer.echo(f"older triggers overtaken, and what allowed it: {allowed}")
+    overtaken = (("triggers overtaken", counts.overtakings), ("claims overtaken at sites", counts.overtakings_at_sites))
+    for what, by_reason in overtaken:
+        if by_reason:
+            allowed = ", ".join(f"{number:,} {reason}" for reason, number in by_reason.most_common())
+            typer.echo(f"older {what}, and what allowed it: {allowed}")
     for topic, number, violation in verdict.violations:
         where = "at its end" if violation.offset is None else f"offset {violation.offset}"
         typer.echo(
@@ -375,6 +379,7 @@ def _as_json(verdict: Verdict) -> dict[str, object]:
         "recomputed": counts.recomputed,
         "unknown_policies": dict(counts.unknown),
         "overtakings": dict(counts.overtakings),
+        "overtakings_at_sites": dict(counts.overtakings_at_sites),
         "violations": [
             {"topic": topic, "partition": number, **violation._asdict()}
             for topic, number, violation in verdict.violations

@@ -250,6 +250,7 @@ _VERIFICATION: Final = {
     "recomputed": 1040,
     "unknown_policies": {"0": 2},
     "overtakings": {"conversation_busy": 5},
+    "overtakings_at_sites": {"agent_environment_folder_busy": 2},
     "violations": [
         {
             "topic": "berth.decisions",

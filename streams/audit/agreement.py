@@ -144,13 +144,11 @@ class Agreement:
     def take_site(self, decision: site_events.SiteDecision, offset: int) -> None:
         """What a site's decision has sent and received."""
         command = decision.command
-        where = Received(SITE_DECISIONS.name, self.partition, offset, decision.site, decision.seq)
-        if decision.ignored is not None:
-            pass
-        elif isinstance(command, Claim):
-            self._receive(Said("claim", decision.site, command.agent_id, command.n), where)
-        elif isinstance(command, Release):
-            self._receive(Said(_release(command.started), decision.site, command.agent_id, command.n), where)
+        if decision.ignored is None and isinstance(command, Claim | Release):
+            about = decision.site, command.agent_id, command.n
+            said = Said("claim" if isinstance(command, Claim) else _release(command.started), *about)
+            where = Received(SITE_DECISIONS.name, self.partition, offset, decision.site, decision.seq)
+            self._receive(said, where)
         for event in decision.events:
             if isinstance(event, site_events.ClaimGranted):
                 self._send(Said("granted", decision.site, event.agent_id, event.n))

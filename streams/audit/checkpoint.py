@@ -16,7 +16,7 @@ from streams.audit.stored import StoredAgent, StoredSite
 from streams.audit.verify import Violation
 from streams.rules.limits import POLICY
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class NoCheckpoint(ValueError):  # noqa: N818 - it reads as what it is
@@ -25,12 +25,15 @@ class NoCheckpoint(ValueError):  # noqa: N818 - it reads as what it is
 
 @dataclass(slots=True)
 class Counts:
-    """What was read. ``overtakings``: by what allowed them; ``unknown``: decisions by unknown policies."""
+    """What was read. ``overtakings``: of triggers by starts of their agents, and ``overtakings_at_sites``: of claims by
+    grants of their sites, by what allowed them; ``unknown``: decisions by unknown policies.
+    """
 
     decisions: int = 0
     forced: int = 0
     recomputed: int = 0
     overtakings: Counter[str] = field(default_factory=Counter)
+    overtakings_at_sites: Counter[str] = field(default_factory=Counter)
     unknown: Counter[str] = field(default_factory=Counter)
 
 

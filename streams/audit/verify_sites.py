@@ -7,8 +7,9 @@
   operator gave that up, by a newer claim of their trigger;
 - E1, E4: nothing is granted at a site that is paused or unknown, behind a closed gate, or beyond a budget; budgets are
   taken once at the grant, and given back once where no attempt ran;
-- I6: who is granted is the oldest that folders and pool have room for; D4: the claim that it passed is counted; I7:
-  after a decision that left nothing over, nobody waits who could be granted;
+- I6: who is granted is the oldest that folders and pool have room for; each older claim that it overtook is counted
+  under what allowed that, and something must have: the certificate of the order; D4: the claim that it passed is
+  counted; I7: after a decision that left nothing over, nobody waits who could be granted;
 - B2: only asks are denied; D5: only claims in a deleted folder lose it.
 
 With ``recheck``, each command decided again gives the decision that is there (recompute.py).
@@ -18,17 +19,22 @@ uses. Who is the oldest that could be granted is asked of the decider's own stat
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from pydantic import ValidationError
+from sortedcontainers import SortedList
 
 from streams.audit.agreement import Agreement
+from streams.audit.overtakings import OVERTAKEN_MAX
 from streams.audit.past import walk_through
 from streams.audit.recompute import Recheck
 from streams.audit.verify import Head, Heads, Violation, changed, following, unreadable
 from streams.rules import limits, site_events
 from streams.rules.folders import Segments, overlap, segments
 from streams.rules.site.evolve import SiteOrigin, evolve, settle
+from streams.rules.site.forest import ClaimKey
 from streams.rules.site.rows import ClaimId, ClaimRow
 from streams.rules.site.state import Site, key_of, place_of
 from streams.rules.site_messages import Claim, ContinueSite, Release
@@ -37,14 +43,16 @@ Wrong = tuple[str, str]
 
 
 class _OpenClaim:
-    __slots__ = ("environment_id", "gates", "granted_seq", "n", "segments", "worker")
+    __slots__ = ("environment_id", "gates", "granted_seq", "key", "n", "segments", "worker")
 
-    def __init__(self, claim: Claim | ClaimRow) -> None:
-        """``claim``: as it was sent, its path the compared one; or as an earlier reading has left it."""
+    def __init__(self, claim: Claim | ClaimRow, path: str | None) -> None:
+        """``claim``: as it was sent, or as an earlier reading has left it. ``path``: in its compared form."""
         self.n = claim.n
+        key = claim.key if isinstance(claim, Claim) else claim
+        self.key = ClaimKey(key.available_at, key.created_at, claim.trigger_id.encode(), claim.agent_id.encode())
         self.worker = bool(claim.worker)
         self.environment_id = claim.environment_id
-        self.segments: Segments | None = None if claim.path is None else segments(claim.path)
+        self.segments: Segments | None = None if path is None else segments(path)
         carried = (("organization", claim.organization_id), ("department", claim.department_id))
         self.gates = [(scope, name) for scope, name in carried if name is not None]
         self.granted_seq = claim.granted_seq if isinstance(claim, ClaimRow) else None
@@ -76,6 +84,7 @@ class _SiteLedger:
         "seq",
         "sha256",
         "site",
+        "waiting",
         "workers",
     )
 
@@ -92,8 +101,12 @@ class _SiteLedger:
         self.gates: dict[tuple[str, str], _Gate] = {
             id: _Gate(row.enabled, row.run_budget, row.budget_seq) for id, row in site.gates.items()
         }
-        self.claims: dict[tuple[str, str], _OpenClaim] = {id: _OpenClaim(claim) for id, claim in site.claims.items()}
+        self.claims: dict[tuple[str, str], _OpenClaim] = {
+            id: _OpenClaim(claim, claim.path) for id, claim in site.claims.items()
+        }
         self.granted = {id: claim for id, claim in self.claims.items() if claim.granted_seq is not None}
+        self.waiting = SortedList(claim.key for claim in self.claims.values() if claim.granted_seq is None)
+        """In start order, also those behind a closed gate."""
 
 
 class SiteVerifier:
@@ -108,6 +121,8 @@ class SiteVerifier:
     ) -> None:
         """``known``: sites as an earlier reading has left them, row.prev the digest of their last decision."""
         self.decisions = 0
+        self.overtakings: Counter[str] = Counter()
+        """Older claims that a grant overtook, by what allowed it."""
         self._ledgers: dict[str, _SiteLedger] = {site.site_id: _SiteLedger(site) for site in known}
         self._heads = Heads(heads)
         self._agreement = agreement
@@ -132,7 +147,7 @@ class SiteVerifier:
         if decision.seq == ledger.seq + 1 and decision.prev != ledger.sha256:
             return changed(decision.site, decision.seq, decision.prev, offset, ledger.offset)
         wrong = following(ledger.seq, decision.seq) or self._heads.wrong(decision.site, decision.seq, sha256)
-        wrong = wrong or _fold(ledger, decision)
+        wrong = wrong or self._fold(ledger, decision)
         if wrong is None and self._recheck is not None:
             wrong = self._recheck.wrong(decision, value)
         if wrong is not None:
@@ -147,30 +162,42 @@ class SiteVerifier:
         """Whether decisions are missing at the end that the stored heads know of."""
         return self._heads.cut_tail(lambda id: self._ledgers[id].seq if id in self._ledgers else 0)
 
+    def _fold(self, ledger: _SiteLedger, decision: site_events.SiteDecision) -> Wrong | None:
+        site = ledger.site
+        origin = SiteOrigin(decision.at, decision.command)
+        for index, event in enumerate(decision.events):
+            wrong = _count(ledger, decision, event)
+            if wrong is None and isinstance(event, site_events.ClaimGranted):
+                claim = site.claims[ClaimId(event.agent_id, event.trigger_id)]
+                wrong = _order(site, claim, event) or self._overtakes(ledger, claim)
+            if wrong is None and isinstance(event, site_events.ClaimDegraded):
+                claim = site.claims.get(ClaimId(event.agent_id, event.trigger_id))
+                if claim is None or not site.is_deleted(claim):
+                    wrong = "D5", f"claim {event.n} of {event.trigger_id} lost a folder that was not deleted"
+            if wrong is not None:
+                return wrong
+            try:
+                evolve(site, event, origin)
+            except (AssertionError, KeyError, ValueError) as error:
+                return "I4", f"event {index} ({event.type}) doesn't fit the state: {error!r}"
+            if isinstance(event, site_events.WalkNoted):
+                walk_through(site, event.walk)
+        settle(site, decision.command, decision.seq, decision.at, decision.refusal, decision.ignored)
+        site.row.todo.clear()
+        site.changed.clear()
+        return _stalls(site, decision)
 
-def _fold(ledger: _SiteLedger, decision: site_events.SiteDecision) -> Wrong | None:
-    site = ledger.site
-    origin = SiteOrigin(decision.at, decision.command)
-    for index, event in enumerate(decision.events):
-        wrong = _count(ledger, decision, event)
-        if wrong is None and isinstance(event, site_events.ClaimGranted):
-            wrong = _order(site, event)
-        if wrong is None and isinstance(event, site_events.ClaimDegraded):
-            claim = site.claims.get(ClaimId(event.agent_id, event.trigger_id))
-            if claim is None or not site.is_deleted(claim):
-                wrong = "D5", f"claim {event.n} of {event.trigger_id} lost a folder that was not deleted"
-        if wrong is not None:
-            return wrong
-        try:
-            evolve(site, event, origin)
-        except (AssertionError, KeyError, ValueError) as error:
-            return "I4", f"event {index} ({event.type}) doesn't fit the state: {error!r}"
-        if isinstance(event, site_events.WalkNoted):
-            walk_through(site, event.walk)
-    settle(site, decision.command, decision.seq, decision.at, decision.refusal, decision.ignored)
-    site.row.todo.clear()
-    site.changed.clear()
-    return _stalls(site, decision)
+    def _overtakes(self, ledger: _SiteLedger, claim: ClaimRow) -> Wrong | None:
+        site, key = ledger.site, key_of(claim)
+        if not ledger.waiting or key < ledger.waiting[0]:
+            return None
+        for older in islice(ledger.waiting.irange(maximum=key), OVERTAKEN_MAX):
+            other = site.claims[site.by_key[older]]
+            allowed = site.why_waiting(other)
+            if allowed == "site_workers_busy" and (not other.worker or ledger.workers - claim.worker < ledger.capacity):
+                return "I6", f"claim {claim.n} of {claim.id} was granted before {other.id}, which is older and could be"
+            self.overtakings[allowed] += 1
+        return None
 
 
 def _count(ledger: _SiteLedger, decision: site_events.SiteDecision, event: site_events.SiteEvent) -> Wrong | None:
@@ -188,7 +215,8 @@ def _count(ledger: _SiteLedger, decision: site_events.SiteDecision, event: site_
             id = (event.agent_id, event.trigger_id)
             if id in ledger.claims or not isinstance(decision.command, Claim):
                 return "I4", f"claim {event.n} of {id} was opened twice"
-            ledger.claims[id] = _OpenClaim(decision.command.model_copy(update={"path": event.path}))
+            opened = ledger.claims[id] = _OpenClaim(decision.command, event.path)
+            ledger.waiting.add(opened.key)
         case site_events.ClaimGranted():
             return _granted(ledger, decision, event)
         case site_events.ClaimDegraded():
@@ -225,6 +253,7 @@ def _granted(ledger: _SiteLedger, decision: site_events.SiteDecision, event: sit
             gate.budget -= 1
     claim.granted_seq = decision.seq
     ledger.granted[id] = claim
+    ledger.waiting.remove(claim.key)
     ledger.workers += claim.worker
     return None
 
@@ -236,6 +265,8 @@ def _ended(
     closed = ledger.claims.pop(id, None)
     if closed is None or closed.n != event.n:
         return "I4", f"claim {event.n} of {id} ended, but it did not stand"
+    if closed.granted_seq is None:
+        ledger.waiting.remove(closed.key)
     command = decision.command
     if isinstance(event, site_events.ClaimDenied):
         if not isinstance(command, Claim) or not command.ask or command.n != event.n or closed.granted_seq is not None:
@@ -261,8 +292,7 @@ def _ended(
     return None
 
 
-def _order(site: Site, event: site_events.ClaimGranted) -> Wrong | None:
-    claim = site.claims[ClaimId(event.agent_id, event.trigger_id)]
+def _order(site: Site, claim: ClaimRow, event: site_events.ClaimGranted) -> Wrong | None:
     first = site.next_grantable()
     if first is not claim:
         other = "nobody" if first is None else f"{first.id} first"

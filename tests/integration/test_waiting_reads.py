@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -150,20 +150,21 @@ def check(history: History, agent: Agent, row: TriggerRow, found: list[Cause], n
 
 
 def told(cause: Cause) -> dict[str, Any]:
-    """What both faces know of a cause: all but the instants that a fold doesn't keep, and cycles, which it doesn't see."""
+    """What both faces know of a cause. A fold keeps few instants, forgets who has ended, and doesn't look for cycles."""
     content = asdict(cause)
     del content["since"]
     if cause.reason == "dependency_unfinished":
         del content["released_by"]
-    return content | {"holders": [replace(holder, since=None) for holder in cause.holders]}
+    return content | {"holders": [(holder.who, holder.state, holder.execution_id) for holder in cause.holders]}
 
 
-def check_instants(of_fold: Cause, of_rows: Cause) -> int:
-    """Where the fold knows since when, the rows say the same; how many it knows."""
-    known = [(of_fold.since, of_rows.since)]
-    known += [(one.since, other.since) for one, other in zip(of_fold.holders, of_rows.holders, strict=True)]
-    assert all(folded in (None, stored) for folded, stored in known), (of_fold, of_rows)
-    return sum(folded is not None for folded, _ in known)
+def check_known(of_fold: Cause, of_rows: Cause) -> int:
+    """Where the fold knows since when, and the conversation, the rows say the same; how many instants it knows."""
+    pairs = list(zip(of_fold.holders, of_rows.holders, strict=True))
+    instants = [(of_fold.since, of_rows.since), *((one.since, other.since) for one, other in pairs)]
+    assert all(folded in (None, stored) for folded, stored in instants), (of_fold, of_rows)
+    assert all(one.conversation_id in (None, other.conversation_id) for one, other in pairs), (of_fold, of_rows)
+    return sum(folded is not None for folded, _ in instants)
 
 
 @pytest.mark.parametrize("number", range(2))
@@ -191,7 +192,7 @@ async def test_a_fold_of_the_decisions_tells_the_same_causes_and_holders_as_the_
                 for trigger_id, of_rows in stored.items():
                     of_fold = computed.causes(facts, agent.triggers[trigger_id], now)
                     assert list(map(told, of_fold)) == list(map(told, of_rows)), (agent.agent_id, trigger_id)
-                    instants += sum(map(check_instants, of_fold, of_rows))
+                    instants += sum(map(check_known, of_fold, of_rows))
                     reasons.update(cause.reason for cause in of_rows)
     assert len(reasons) >= 6 and instants > 0, reasons
 

@@ -17,7 +17,8 @@ from streams.audit.recompute import Recheck, Recomputer
 from streams.audit.stored import StoredAgent, StoredSite
 from streams.audit.verify import Head, Verifier, Violation
 from streams.audit.verify_sites import SiteVerifier
-from streams.rules import limits
+from streams.rules import limits, site_events
+from streams.rules.site_messages import Claim
 from tests.audits import log_of, sources
 from tests.driving import Driven, Json, at_seconds
 from tests.offices import Office
@@ -78,10 +79,11 @@ def test_a_reading_goes_on_another_day_with_nothing_lost(number: int, seed: int)
         log = log[count:]
         decisions += reading.agents.decisions + reading.sites.decisions
         recomputed += reading.recheck.decisions
-        overtakings += reading.agents.overtakings.total()
+        overtakings += reading.agents.overtakings.total() + reading.sites.overtakings.total()
         reading = reading.put_down_and_taken_up()
     assert decisions == recomputed == whole.recheck.decisions
-    assert overtakings == whole.agents.overtakings.total() > 0
+    assert overtakings == whole.agents.overtakings.total() + whole.sites.overtakings.total()
+    assert whole.agents.overtakings and whole.sites.overtakings
     assert reading.agreement.stored() == whole.agreement.stored()
     assert reading.agreement.finish() is None
 
@@ -104,6 +106,47 @@ def test_each_overtaking_is_counted_under_what_allowed_it() -> None:
     assert reading.agents.overtakings == {
         "waits_at_site": 1, "conversation_busy": 1, "approval_required": 1,
     }  # fmt: skip
+
+
+def test_each_overtaking_at_a_site_is_counted_under_what_allowed_it() -> None:
+    driven = Driven(default_limit=9, pool=1)
+    driven.trigger("has both", "H", worker=True, environment_id="e", folder="/a")
+    driven.site_control("gate", scope="organization", name="closed", enabled=False)
+    driven.site_control("gate", scope="organization", name="spent", run_budget=0)
+    driven.trigger("gated", "G", worker=True, organization_id="closed")
+    driven.trigger("unpaid", "G", environment_id="other", organization_id="spent")
+    driven.trigger("same folder", "F", environment_id="e", folder="/a/b")
+    driven.trigger("no worker", "W", worker=True)
+    driven.advance(1)
+    driven.trigger("young", "Y", environment_id="e", folder="/b")
+    driven.trigger("younger", "Y", environment_id="e", folder="/c")
+    driven.finish("has both", "H")
+    reading = Reading()
+    assert reading.read(list(log_of(driven))) is None
+    assert reading.sites.overtakings == {
+        "organization_disabled": 4, "run_budget_used_up": 2, "agent_environment_folder_busy": 2, "site_workers_busy": 2,
+    }  # fmt: skip
+
+
+def test_every_older_claim_that_waits_at_a_grant_is_counted_once(seed: int) -> None:
+    log = list(log_of(Office(seed).work(150, 500).driven))
+    waiting: dict[tuple[str, str], tuple[int, int, bytes, bytes]] = {}
+    overtaken = 0
+    for logged in log:
+        for event in logged.decision.events if isinstance(logged.decision, site_events.SiteDecision) else ():
+            if isinstance(event, site_events.ClaimOpened):
+                claim = logged.decision.command
+                assert isinstance(claim, Claim)
+                id = event.agent_id, event.trigger_id
+                waiting[id] = claim.key.available_at, claim.key.created_at, id[1].encode(), id[0].encode()
+            elif isinstance(event, site_events.ClaimGranted):
+                key = waiting.pop((event.agent_id, event.trigger_id))
+                overtaken += sum(other < key for other in waiting.values())
+            elif isinstance(event, site_events.ClaimClosed | site_events.ClaimDenied):
+                waiting.pop((event.agent_id, event.trigger_id), None)
+    reading = Reading()
+    assert reading.read(log) is None
+    assert reading.sites.overtakings.total() == overtaken > 0
 
 
 # Damage that fits the state and the chain: only deciding again finds it
@@ -261,7 +304,7 @@ def test_a_checkpoint_reads_back_and_another_is_refused_with_the_reason() -> Non
     for damage, partitions, recomputes, said in (
         (value, 4, True, "of 8 partitions"),
         (value, 8, False, "it was with"),
-        (value.replace(b'"v":1', b'"v":9'), 8, True, "another version"),
+        (value.replace(b'"v":2', b'"v":9'), 8, True, "another version"),
         (value[:-9], 8, True, "not what berth verify writes"),
     ):
         with pytest.raises(NoCheckpoint, match=said):
