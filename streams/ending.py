@@ -5,7 +5,9 @@ other, and its partitions stay where nobody works. Clients of Kafka swallow canc
 until its threads have ended, the interpreter waits for threads, and standard output may be a pipe that nobody reads. So
 nothing of this is asked for leave:
 
-* SIGTERM and SIGINT are heard by a thread that does nothing else, so also while the event loop stands still.
+* SIGTERM and SIGINT are heard by a thread that does nothing else, so also while the event loop stands still: they go
+  through a pipe, into which Python writes where the signal arrives. Blocking them for ``sigwait`` would be simpler, but
+  a program that the service starts would inherit that and couldn't be ended by them.
 * Before the service holds anything that others wait for, they end the process at once; afterwards ``asked`` is set.
 * From that moment on, or from when the service says that it must end, another thread counts. When the time is over the
   process ends, and the log says where everything was. The count can't be stopped.
@@ -40,7 +42,7 @@ log = structlog.get_logger()
 
 
 class Ending:
-    """The end of this process, whose service runs in ``loop``. Made once, by the main thread, before any other thread.
+    """The end of this process, whose service runs in ``loop``. Made once, by the main thread.
 
     ``ends_seconds_max``: how long an end in order may take.
     """
@@ -53,7 +55,11 @@ class Ending:
         self._is_in_order = False
         self._begun = threading.Event()
         self._exit_code = EXIT_ASKED
-        signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)  # here and in all threads from now on
+        self._signals, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer)
+        for number in ASKING:
+            signal.signal(number, _already_heard)
         for work in (self._hear, self._count):
             threading.Thread(target=work, name=f"ending{work.__name__}", daemon=True).start()
 
@@ -79,12 +85,13 @@ class Ending:
         os._exit(exit_code)
 
     def _hear(self) -> None:
-        number = signal.Signals(signal.sigwait(ASKING))
+        while (number := os.read(self._signals, 1)[0]) not in ASKING:
+            pass
         with self._lock:
             is_in_order = self._is_in_order
         self.begin(EXIT_ASKED)
         if not is_in_order:
-            log.info("asked_to_stop_before_it_began", signal=number.name, exit_code=EXIT_ASKED)
+            log.info("asked_to_stop_before_it_began", signal=signal.Signals(number).name, exit_code=EXIT_ASKED)
             self.finish(EXIT_ASKED)
         with suppress(RuntimeError):  # the loop is closed: it has ended meanwhile
             self._loop.call_soon_threadsafe(self._asked.set)
@@ -107,6 +114,10 @@ class Ending:
             exit_code=self._exit_code,
             where=dict(_places(self._loop)),
         )
+
+
+def _already_heard(_number: int, _frame: FrameType | None) -> None:
+    """Python calls this when it gets round to it."""
 
 
 def _places(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[str, list[str]]]:

@@ -4,6 +4,8 @@ import asyncio
 import ipaddress
 import resource
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Final
 
 import structlog
@@ -84,6 +86,11 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Called by uvicorn: they are heard by ``streams.ending``."""
+        yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn when it was asked to stop."""

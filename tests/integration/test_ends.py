@@ -48,7 +48,7 @@ async def ends(process: WorkerProcess, wait_seconds: float = 0.0, codes: tuple[i
         code = await process.ended(BOUND_SECONDS)
     except TimeoutError:
         raise AssertionError(f"it does not end; {process.account()}") from None
-    assert code in codes or (code == -signal.SIGTERM and not process.events), process.account()
+    assert code in codes or process.ended_before_it_began, process.account()
     assert "service_ended_hard" not in process.account()
 
 

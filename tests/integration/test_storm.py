@@ -64,11 +64,7 @@ class Storm:
 
     async def term(self) -> None:
         if self.running:
-            worker = self._victim()
-            await worker.logged(
-                "worker_listens"
-            )  # before that it hasn't heard of signals, and has nothing to hand over
-            await worker.stop()
+            await self._victim().stop()
 
     async def kill(self) -> None:
         if self.running:
@@ -152,7 +148,11 @@ async def run_storm(
         except (AssertionError, TimeoutError) as error:
             raise AssertionError(f"{error}\n{time.monotonic() - began:.1f} s\n{storm.account()}") from error
         await storm.keep_one()
-        codes = {worker.ended_with() for worker in storm.ended if not worker.found_no_kafka}
+        codes = {
+            worker.process.returncode
+            for worker in storm.ended
+            if not (worker.found_no_kafka or worker.ended_before_it_began)
+        }
         assert codes <= {ENDS_WITH[kind] for kind in kinds if kind in ENDS_WITH}, f"{codes}\n{storm.account()}"
         return storm
 

@@ -57,10 +57,10 @@ class WorkerProcess:
     def is_running(self) -> bool:
         return self.process.returncode is None
 
-    def ended_with(self) -> int | None:
-        """Its exit code; a second SIGTERM that came while Python was shutting down doesn't count."""
-        said = [entry["exit_code"] for entry in self.events if entry.get("event") == "worker_stopped"]
-        return said[-1] if said and self.process.returncode == -signal.SIGTERM else self.process.returncode
+    @property
+    def ended_before_it_began(self) -> bool:
+        """Whether SIGTERM came while Python was still starting, when nobody hears it: then it ends the process."""
+        return self.process.returncode == -signal.SIGTERM and not self.events
 
     @property
     def found_no_kafka(self) -> bool:

@@ -158,6 +158,16 @@ def test_a_service_that_is_asked_before_it_holds_anything_ends_at_once(hangs: st
     assert complaints == []
 
 
+def test_a_program_that_a_service_starts_can_be_ended_as_usual() -> None:
+    lines = (
+        "program = await asyncio.create_subprocess_exec('sleep', '3600')",
+        "program.terminate()",
+        "return -await program.wait()",
+    )
+    with service(*lines) as process:
+        assert ended(process) == (signal.SIGTERM, [], [])
+
+
 def test_an_exception_is_one_line_and_an_exit_code_whatever_it_leaves_behind() -> None:
     left = LEFT_BEHIND["a thread that the interpreter waits for"]
     with service(left, "raise ValueError('a bug')") as process:
