@@ -32,35 +32,46 @@ from streams.audit.past import walk_through
 from streams.audit.recompute import Recheck
 from streams.audit.verify import Head, Heads, Violation, changed, following, unreadable
 from streams.rules import limits, site_events
-from streams.rules.folders import Segments, overlap, segments
+from streams.rules.folders import segments
 from streams.rules.site.evolve import SiteOrigin, evolve, settle
 from streams.rules.site.forest import ClaimKey
 from streams.rules.site.rows import ClaimId, ClaimRow
 from streams.rules.site.state import Site, key_of, place_of
 from streams.rules.site_messages import Claim, ContinueSite, Release
+from streams.rules.verdicts import WaitReason
 
 Wrong = tuple[str, str]
 
 
+Folder = tuple[str, ...]
+"""An environment, and the segments of a folder of it."""
+
+
 class _OpenClaim:
-    __slots__ = ("environment_id", "gates", "granted_seq", "key", "n", "segments", "worker")
+    __slots__ = ("folder", "gates", "granted_seq", "id", "key", "n", "passed", "path", "worker")
 
     def __init__(self, claim: Claim | ClaimRow, path: str | None) -> None:
         """``claim``: as it was sent, or as an earlier reading has left it. ``path``: in its compared form."""
         self.n = claim.n
+        self.id = (claim.agent_id, claim.trigger_id)
         key = claim.key if isinstance(claim, Claim) else claim
         self.key = ClaimKey(key.available_at, key.created_at, claim.trigger_id.encode(), claim.agent_id.encode())
         self.worker = bool(claim.worker)
-        self.environment_id = claim.environment_id
-        self.segments: Segments | None = None if path is None else segments(path)
+        self.folder: Folder | None = None
+        self.path: list[Folder] = []
+        """From its environment down to its folder."""
+        if path is not None and claim.environment_id is not None:
+            self.folder = (claim.environment_id, *segments(path))
+            self.path = [self.folder[:depth] for depth in range(1, len(self.folder) + 1)]
         carried = (("organization", claim.organization_id), ("department", claim.department_id))
         self.gates = [(scope, name) for scope, name in carried if name is not None]
         self.granted_seq = claim.granted_seq if isinstance(claim, ClaimRow) else None
+        self.passed = claim.passed if isinstance(claim, ClaimRow) else 0
 
     def overlaps(self, other: "_OpenClaim") -> bool:
-        if self.segments is None or other.segments is None or self.environment_id != other.environment_id:
+        if self.folder is None or other.folder is None:
             return False
-        return overlap(self.segments, other.segments)
+        return self.folder in other.path or other.folder in self.path
 
 
 class _Gate:
@@ -74,12 +85,15 @@ class _Gate:
 
 class _SiteLedger:
     __slots__ = (
+        "blockers",
         "capacity",
         "claims",
         "exists",
         "gates",
-        "granted",
+        "held",
+        "held_below",
         "offset",
+        "overtakings",
         "paused",
         "seq",
         "sha256",
@@ -97,16 +111,71 @@ class _SiteLedger:
         self.exists = site.row.created
         self.paused = site.row.paused
         self.capacity = site.row.capacity
-        self.workers = site.pool_used
+        self.workers = 0
         self.gates: dict[tuple[str, str], _Gate] = {
             id: _Gate(row.enabled, row.run_budget, row.budget_seq) for id, row in site.gates.items()
         }
         self.claims: dict[tuple[str, str], _OpenClaim] = {
             id: _OpenClaim(claim, claim.path) for id, claim in site.claims.items()
         }
-        self.granted = {id: claim for id, claim in self.claims.items() if claim.granted_seq is not None}
-        self.waiting = SortedList(claim.key for claim in self.claims.values() if claim.granted_seq is None)
-        """In start order, also those behind a closed gate."""
+        self.held: dict[Folder, _OpenClaim] = {}
+        self.held_below: Counter[Folder] = Counter()
+        """How many are held in a folder: it, and what lies below it."""
+        self.waiting: SortedList[tuple[ClaimKey, _OpenClaim]] = SortedList()
+        """In start order, also those behind a closed gate. No two keys are the same."""
+        self.blockers: dict[tuple[str, str], _OpenClaim] = {}
+        """Waiting claims that were passed too often."""
+        self.overtakings: Counter[str] = Counter()
+        for id, claim in self.claims.items():
+            if claim.granted_seq is not None:
+                self.take(claim)
+            else:
+                self.waiting.add((claim.key, claim))
+                if claim.passed >= limits.CLAIM_PASSES_MAX:
+                    self.blockers[id] = claim
+
+    def take(self, claim: _OpenClaim) -> None:
+        self.workers += claim.worker
+        if claim.folder is not None:
+            self.held[claim.folder] = claim
+            for folder in claim.path:
+                self.held_below[folder] += 1
+
+    def give_back(self, claim: _OpenClaim) -> None:
+        self.workers -= claim.worker
+        if claim.folder is not None:
+            del self.held[claim.folder]
+            for folder in claim.path:
+                self.held_below[folder] -= 1
+                if not self.held_below[folder]:
+                    del self.held_below[folder]
+
+    def is_held(self, claim: _OpenClaim) -> bool:
+        """Whether somebody holds a folder that overlaps the claim's."""
+        return claim.folder in self.held_below or not self.held.keys().isdisjoint(claim.path)
+
+    def stands_in_the_way_of(self, claim: _OpenClaim) -> WaitReason | None:
+        """Why a waiting claim can't be granted now (B3); None: it could be."""
+        if claim.gates and self.gates:
+            gates = [(name[0], gate) for name in claim.gates if (gate := self.gates.get(name)) is not None]
+            for scope, gate in gates:
+                if not gate.enabled:
+                    return "organization_disabled" if scope == "organization" else "department_disabled"
+            if any(gate.budget == 0 for _, gate in gates):
+                return "run_budget_used_up"
+        if claim.path and (self.is_held(claim) or (self.blockers and self._is_blocked(claim))):
+            return "agent_environment_folder_busy"
+        return "site_workers_busy" if claim.worker and self.workers >= self.capacity else None
+
+    def _is_blocked(self, claim: _OpenClaim) -> bool:
+        return any(
+            one.key < claim.key and one.overlaps(claim) and all(self._is_open(name) for name in one.gates)
+            for one in self.blockers.values()
+        )
+
+    def _is_open(self, name: tuple[str, str]) -> bool:
+        gate = self.gates.get(name)
+        return gate is None or (gate.enabled and gate.budget != 0)
 
 
 class SiteVerifier:
@@ -121,12 +190,15 @@ class SiteVerifier:
     ) -> None:
         """``known``: sites as an earlier reading has left them, row.prev the digest of their last decision."""
         self.decisions = 0
-        self.overtakings: Counter[str] = Counter()
-        """Older claims that a grant overtook, by what allowed it."""
         self._ledgers: dict[str, _SiteLedger] = {site.site_id: _SiteLedger(site) for site in known}
         self._heads = Heads(heads)
         self._agreement = agreement
         self._recheck = recheck
+
+    @property
+    def overtakings(self) -> Counter[str]:
+        """Older claims that grants overtook, by what allowed it."""
+        return sum((ledger.overtakings for ledger in self._ledgers.values()), Counter[str]())
 
     def sites(self) -> list[Site]:
         """As they are after the decisions so far, row.prev the digest of the last one."""
@@ -147,7 +219,7 @@ class SiteVerifier:
         if decision.seq == ledger.seq + 1 and decision.prev != ledger.sha256:
             return changed(decision.site, decision.seq, decision.prev, offset, ledger.offset)
         wrong = following(ledger.seq, decision.seq) or self._heads.wrong(decision.site, decision.seq, sha256)
-        wrong = wrong or self._fold(ledger, decision)
+        wrong = wrong or _fold(ledger, decision)
         if wrong is None and self._recheck is not None:
             wrong = self._recheck.wrong(decision, value)
         if wrong is not None:
@@ -162,42 +234,31 @@ class SiteVerifier:
         """Whether decisions are missing at the end that the stored heads know of."""
         return self._heads.cut_tail(lambda id: self._ledgers[id].seq if id in self._ledgers else 0)
 
-    def _fold(self, ledger: _SiteLedger, decision: site_events.SiteDecision) -> Wrong | None:
-        site = ledger.site
-        origin = SiteOrigin(decision.at, decision.command)
-        for index, event in enumerate(decision.events):
-            wrong = _count(ledger, decision, event)
-            if wrong is None and isinstance(event, site_events.ClaimGranted):
-                claim = site.claims[ClaimId(event.agent_id, event.trigger_id)]
-                wrong = _order(site, claim, event) or self._overtakes(ledger, claim)
-            if wrong is None and isinstance(event, site_events.ClaimDegraded):
-                claim = site.claims.get(ClaimId(event.agent_id, event.trigger_id))
-                if claim is None or not site.is_deleted(claim):
-                    wrong = "D5", f"claim {event.n} of {event.trigger_id} lost a folder that was not deleted"
-            if wrong is not None:
-                return wrong
-            try:
-                evolve(site, event, origin)
-            except (AssertionError, KeyError, ValueError) as error:
-                return "I4", f"event {index} ({event.type}) doesn't fit the state: {error!r}"
-            if isinstance(event, site_events.WalkNoted):
-                walk_through(site, event.walk)
-        settle(site, decision.command, decision.seq, decision.at, decision.refusal, decision.ignored)
-        site.row.todo.clear()
-        site.changed.clear()
-        return _stalls(site, decision)
 
-    def _overtakes(self, ledger: _SiteLedger, claim: ClaimRow) -> Wrong | None:
-        site, key = ledger.site, key_of(claim)
-        if not ledger.waiting or key < ledger.waiting[0]:
-            return None
-        for older in islice(ledger.waiting.irange(maximum=key), OVERTAKEN_MAX):
-            other = site.claims[site.by_key[older]]
-            allowed = site.why_waiting(other)
-            if allowed == "site_workers_busy" and (not other.worker or ledger.workers - claim.worker < ledger.capacity):
-                return "I6", f"claim {claim.n} of {claim.id} was granted before {other.id}, which is older and could be"
-            self.overtakings[allowed] += 1
-        return None
+def _fold(ledger: _SiteLedger, decision: site_events.SiteDecision) -> Wrong | None:
+    site = ledger.site
+    origin = SiteOrigin(decision.at, decision.command)
+    for index, event in enumerate(decision.events):
+        wrong = _count(ledger, decision, event)
+        if wrong is None and isinstance(event, site_events.ClaimGranted):
+            claim = site.claims[ClaimId(event.agent_id, event.trigger_id)]
+            wrong = _order(site, claim, event)
+        if wrong is None and isinstance(event, site_events.ClaimDegraded):
+            degraded = site.claims.get(ClaimId(event.agent_id, event.trigger_id))
+            if degraded is None or not site.is_deleted(degraded):
+                wrong = "D5", f"claim {event.n} of {event.trigger_id} lost a folder that was not deleted"
+        if wrong is not None:
+            return wrong
+        try:
+            evolve(site, event, origin)
+        except (AssertionError, KeyError, ValueError) as error:
+            return "I4", f"event {index} ({event.type}) doesn't fit the state: {error!r}"
+        if isinstance(event, site_events.WalkNoted):
+            walk_through(site, event.walk)
+    settle(site, decision.command, decision.seq, decision.at, decision.refusal, decision.ignored)
+    site.row.todo.clear()
+    site.changed.clear()
+    return _stalls(site, decision)
 
 
 def _count(ledger: _SiteLedger, decision: site_events.SiteDecision, event: site_events.SiteEvent) -> Wrong | None:
@@ -216,14 +277,15 @@ def _count(ledger: _SiteLedger, decision: site_events.SiteDecision, event: site_
             if id in ledger.claims or not isinstance(decision.command, Claim):
                 return "I4", f"claim {event.n} of {id} was opened twice"
             opened = ledger.claims[id] = _OpenClaim(decision.command, event.path)
-            ledger.waiting.add(opened.key)
+            ledger.waiting.add((opened.key, opened))
         case site_events.ClaimGranted():
             return _granted(ledger, decision, event)
         case site_events.ClaimDegraded():
             claim = ledger.claims.get((event.agent_id, event.trigger_id))
             if claim is None or claim.granted_seq is not None:
                 return "I4", f"claim {event.n} of {event.trigger_id} can't lose its folder now"
-            claim.segments = None
+            claim.folder, claim.path, claim.passed = None, [], 0
+            ledger.blockers.pop((event.agent_id, event.trigger_id), None)
         case site_events.ClaimClosed() | site_events.ClaimDenied():
             return _ended(ledger, decision, event)
         case _:
@@ -236,13 +298,16 @@ def _granted(ledger: _SiteLedger, decision: site_events.SiteDecision, event: sit
     claim = ledger.claims.get(id)
     if claim is None or claim.n != event.n or claim.granted_seq is not None:
         return "I4", f"claim {event.n} of {id} was granted, but it did not wait"
-    for other_id, other in ledger.granted.items():
-        if claim.overlaps(other):
-            return "I2", f"the folder of {id} was granted while {other_id} held an overlapping one"
+    if ledger.is_held(claim):
+        other = next(other for other in ledger.held.values() if claim.overlaps(other))
+        return "I2", f"the folder of {id} was granted while {other.id} held an overlapping one"
     if claim.worker and ledger.workers >= ledger.capacity:
         return "I3", f"{ledger.workers} workers were taken, the pool has {ledger.capacity}"
     if ledger.paused or not ledger.exists:
         return "E1", f"claim {event.n} of {id} was granted at a site that is {'paused' if ledger.exists else 'unknown'}"
+    wrong = _overtakes(ledger, claim)
+    if wrong is not None:
+        return wrong
     for name in claim.gates:
         gate = ledger.gates.get(name)
         if gate is not None and not gate.enabled:
@@ -252,9 +317,26 @@ def _granted(ledger: _SiteLedger, decision: site_events.SiteDecision, event: sit
                 return "E4", f"claim {event.n} of {id} was granted although the budget of {' '.join(name)} is used up"
             gate.budget -= 1
     claim.granted_seq = decision.seq
-    ledger.granted[id] = claim
-    ledger.waiting.remove(claim.key)
-    ledger.workers += claim.worker
+    ledger.take(claim)
+    ledger.waiting.remove((claim.key, claim))
+    ledger.blockers.pop(id, None)
+    passed_id = (event.passed_agent_id or "", event.passed_trigger_id or "")
+    passed = ledger.claims.get(passed_id)
+    if passed is not None:
+        passed.passed += 1
+        if passed.passed == limits.CLAIM_PASSES_MAX:
+            ledger.blockers[passed_id] = passed
+    return None
+
+
+def _overtakes(ledger: _SiteLedger, claim: _OpenClaim) -> Wrong | None:
+    """Count the older claims that wait when this one is granted, each under what stands in its way."""
+    own = claim.key, claim
+    for _, older in islice(ledger.waiting.irange(maximum=own, inclusive=(True, False)), OVERTAKEN_MAX):
+        allowed = ledger.stands_in_the_way_of(older)
+        if allowed is None:
+            return "I6", f"claim {claim.n} of {claim.id} was granted before {older.id}, which is older and could be"
+        ledger.overtakings[allowed] += 1
     return None
 
 
@@ -266,7 +348,8 @@ def _ended(
     if closed is None or closed.n != event.n:
         return "I4", f"claim {event.n} of {id} ended, but it did not stand"
     if closed.granted_seq is None:
-        ledger.waiting.remove(closed.key)
+        ledger.waiting.remove((closed.key, closed))
+        ledger.blockers.pop(id, None)
     command = decision.command
     if isinstance(event, site_events.ClaimDenied):
         if not isinstance(command, Claim) or not command.ask or command.n != event.n or closed.granted_seq is not None:
@@ -280,11 +363,11 @@ def _ended(
         may_close = command.n > event.n and event.started == (closed.granted_seq is not None)
     if not may_close:
         return "I4", f"claim {event.n} of {id} was closed by something else than its release"
-    if ledger.granted.pop(id, None) is None:
+    if closed.granted_seq is None:
         return (
             ("I4", f"claim {event.n} of {id} ended with an attempt, but was never granted") if event.started else None
         )
-    ledger.workers -= closed.worker
+    ledger.give_back(closed)
     for name in closed.gates if not event.started else ():
         gate = ledger.gates.get(name)
         if gate is not None and gate.budget is not None and (closed.granted_seq or 0) >= gate.budget_seq:

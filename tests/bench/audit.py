@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from streams import DECISIONS
 from streams.audit.agreement import Agreement
 from streams.audit.logged import Logged
 from streams.audit.recompute import Recheck
@@ -29,7 +30,7 @@ def verified(log: list[Logged], recheck: Recheck | None) -> int:
     agreement = Agreement()
     agents, sites = Verifier(None, agreement, recheck), SiteVerifier(None, agreement, recheck)
     for logged in log:
-        verifier = agents if logged.decider.kind == "agent" else sites
+        verifier = agents if logged.topic == DECISIONS.name else sites
         violation = verifier.check(logged.value, logged.offset)
         assert violation is None, violation
     return len(log)

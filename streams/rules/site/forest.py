@@ -163,12 +163,17 @@ class Forest:
         node.held_below += change
         for one in _above(node):
             one.held_below += change
-        self._update(node)
+        self._update(node, to_the_root=True)
 
-    def _update(self, node: _Node | None) -> None:
-        """Bring the summaries up to date from this node to the root, and drop nodes that nobody needs."""
+    def _update(self, node: _Node | None, to_the_root: bool = False) -> None:
+        """Bring the summaries up to date from this node on upwards, and drop nodes that nobody needs.
+
+        Above a summary that stays as it was nothing changes, but for what is held below.
+        """
         while node is not None:
             parent, before, after = node.parent, node.summary, node.summarize()
+            if after == before and not to_the_root:
+                return
             node.summary = after
             targets = parent.of_children if parent is not None else (None, None, *self._best)
             for target, old, new in zip(targets, before, after, strict=True):
