@@ -59,7 +59,7 @@ def what_if(
     if not (change.limits or change.capacities or change.gates):
         raise typer.BadParameter("say what is to be otherwise: --limit, --capacity or --gate")
     begin, end = 0 if since is None else instant(since), instant(until)
-    if begin >= end:
+    if since is not None and begin >= end:
         raise typer.BadParameter("--since must be before --until")
     with decisions(load_settings()) as log:
         traffic = recorded(log, begin, end)

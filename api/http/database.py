@@ -12,7 +12,7 @@ import os
 import re
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from importlib import resources
 from typing import Any, Final, Generic, LiteralString, TypeVar, cast
 
@@ -34,8 +34,7 @@ from streams.rules.site_events import read_site_decision
 POOL_CONNECTIONS_MAX: Final = 8
 POOL_WAIT_SECONDS: Final = 2.0
 READ_SECONDS_MAX: Final = 2.5
-LOOK_BACK_SECONDS_MAX: Final = 4.5
-"""Folding a thousand decisions takes longer than a query."""
+LOOK_BACK_WAIT_SECONDS: Final = 1.0
 MIN_POSITION_SECONDS_MAX: Final = 2.0
 REFRESH_SECONDS: Final = 0.5
 RECONNECT_SECONDS: Final = 0.5
@@ -148,37 +147,48 @@ class ProjectionBehind(Exception):  # noqa: N818 - it reads as what it is
 
 
 class Reading:
-    """Queries on one state of the database."""
+    """Queries on one state of the database. ``query_seconds``: None, where the whole reading is bounded."""
 
-    def __init__(self, connection: AsyncConnection[DictRow]) -> None:
+    def __init__(self, connection: AsyncConnection[DictRow], query_seconds: float | None = None) -> None:
         self._connection = connection
+        self._query_seconds = query_seconds
 
     async def rows(self, name: str, **parameters: object) -> list[DictRow]:
-        return await (await self._connection.execute(QUERIES[name], parameters)).fetchall()
+        with self._bounded():
+            return await (await self._connection.execute(QUERIES[name], parameters)).fetchall()
 
     async def together(self, **queries: Mapping[str, object]) -> dict[str, list[DictRow]]:
         """The rows of several queries, sent without waiting for one another; parameters by the query's name."""
-        async with self._connection.pipeline():
-            cursors = {
-                name: await self._connection.execute(QUERIES[name], parameters) for name, parameters in queries.items()
-            }
-        return {name: await cursor.fetchall() for name, cursor in cursors.items()}
+        with self._bounded():
+            async with self._connection.pipeline():
+                cursors = {
+                    name: await self._connection.execute(QUERIES[name], parameters)
+                    for name, parameters in queries.items()
+                }
+            return {name: await cursor.fetchall() for name, cursor in cursors.items()}
 
     async def row(self, name: str, **parameters: object) -> DictRow | None:
-        return await (await self._connection.execute(QUERIES[name], parameters)).fetchone()
+        found = await self.rows(name, **parameters)
+        return found[0] if found else None
 
     async def answered(self, questions: Questions[Result]) -> Result:
         """What these questions lead to. What they make of the rows may take a while, so it is done in a thread."""
         rows: Rows | None = None
         while not isinstance(step := await asyncio.to_thread(advance, questions, rows), Concluded):
-            async with self._connection.cursor(row_factory=tuple_row) as cursor:
-                rows = await (await cursor.execute(*step)).fetchall()
+            with self._bounded():
+                cursor = await self._connection.cursor(row_factory=tuple_row).execute(*step)
+                rows = await cursor.fetchall()
         return step.result
 
     async def value(self, name: str, **parameters: object) -> Any:
         """The first column of the first row, None if there is none."""
         row = await self.row(name, **parameters)
         return None if row is None else next(iter(row.values()))
+
+    def _bounded(self) -> AbstractContextManager[None]:
+        return (
+            nullcontext() if self._query_seconds is None else _answering_within(self._connection, self._query_seconds)
+        )
 
 
 class Shared(Generic[Result]):
@@ -220,6 +230,7 @@ class Database:
         self._moved = asyncio.Condition()
         self._few = asyncio.Semaphore(POOL_CONNECTIONS_MAX // 2)
         """However many ask again at once, others find a connection."""
+        self._looking_back = asyncio.Semaphore(POOL_CONNECTIONS_MAX // 2)
         self._slots: Shared[str] = Shared(lambda: self._read_slots(None))
         self._pool: AsyncConnectionPool[AsyncConnection[DictRow]] = AsyncConnectionPool(
             url,
@@ -234,39 +245,47 @@ class Database:
         )
 
     @asynccontextmanager
-    async def looking_back(self, min_position: LogPosition | None = None) -> AsyncIterator[Reading]:
-        """As ``reading``, for what takes longer than a query. However many do, others find a connection."""
-        try:
-            async with asyncio.timeout(POOL_WAIT_SECONDS):
-                await self._few.acquire()
-        except TimeoutError:
-            raise PoolTimeout(f"others looked back for {POOL_WAIT_SECONDS} s") from None
-        try:
-            async with self.reading(min_position, LOOK_BACK_SECONDS_MAX) as reading:
-                yield reading
-        finally:
-            self._few.release()
-
-    @asynccontextmanager
-    async def reading(
-        self, min_position: LogPosition | None = None, seconds: float = READ_SECONDS_MAX
-    ) -> AsyncIterator[Reading]:
-        """One state of the database, not before ``min_position``; the block is cut off after ``seconds``.
+    async def reading(self, min_position: LogPosition | None = None) -> AsyncIterator[Reading]:
+        """One state of the database, not before ``min_position``.
 
         Raises ProjectionBehind, or psycopg.OperationalError or PoolTimeout when the database is away.
         """
+        async with self._connected(min_position) as connection:
+            with _answering_within(connection, READ_SECONDS_MAX):
+                try:
+                    yield Reading(connection)
+                finally:
+                    if not connection.closed:
+                        await connection.rollback()
+
+    @asynccontextmanager
+    async def looking_back(self, min_position: LogPosition | None = None) -> AsyncIterator[Reading]:
+        """As ``reading``, for what thinks between its queries. However many do, others find a connection."""
+        try:
+            async with asyncio.timeout(LOOK_BACK_WAIT_SECONDS):
+                await self._looking_back.acquire()
+        except TimeoutError:
+            raise PoolTimeout(f"others looked back for {LOOK_BACK_WAIT_SECONDS} s") from None
+        try:
+            async with self._connected(min_position) as connection:
+                try:
+                    yield Reading(connection, READ_SECONDS_MAX)
+                finally:
+                    if not connection.closed:
+                        with _answering_within(connection, READ_SECONDS_MAX):
+                            await connection.rollback()
+        finally:
+            self._looking_back.release()
+
+    @asynccontextmanager
+    async def _connected(self, min_position: LogPosition | None) -> AsyncIterator[AsyncConnection[DictRow]]:
         if min_position is not None:
             await self.wait_for(min_position)
         if self.error is not None:
             raise psycopg.OperationalError(self.error)
         connection = await self._pool.getconn()
         try:
-            with _answering_within(connection, seconds):
-                try:
-                    yield Reading(connection)
-                finally:
-                    if not connection.closed:
-                        await connection.rollback()
+            yield connection
         finally:
             await self._pool.putconn(connection)
 

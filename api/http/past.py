@@ -7,6 +7,7 @@ How far back and how far on one may look is said, not guessed: before the agent 
 not decided yet, or not applied to the tables, nobody knows.
 """
 
+import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -18,7 +19,8 @@ from api.http.database import Database, Reading
 from api.http.positions import LogPosition
 from api.http.problems import Problem, invalid, unknown_agent
 from projections.past import INSTANT_MAX, SEQ_MAX, questions_of_agent
-from streams.audit.as_of import agent_then
+from streams.audit.causes import causes
+from streams.audit.folded_facts import FoldedFacts
 from streams.rules.agent.rows import TriggerRow
 from streams.rules.agent.state import Agent
 from streams.rules.order import OrderKey, format_instant, parse_instant
@@ -102,21 +104,24 @@ async def queue(
     after = None if cursor is None else _read_cursor(cursor)
     async with database.looking_back(min_position) as reading:
         then = await _agent_then(reading, agent_id, moment)
+    return await asyncio.to_thread(_queue_page, then, after, rows)  # of a long queue it takes a while
+
+
+def _queue_page(then: AgentThen, after: OrderKey | None, rows: int) -> dict[str, Any]:
     agent = then.agent
+    facts = FoldedFacts(agent, then.sites, {agent.agent_id: agent}, knows_all=False)
     passed = 0 if after is None else agent.waiting.bisect_right(after)
-    page = agent_then(agent, then.at, then.sites).queue[passed : passed + rows]
+    page = [agent.triggers[key.id.decode()] for key in agent.waiting[passed : passed + rows]]
     queued = []
-    for waiting in page:
-        row = agent.triggers[waiting.trigger_id]
-        head = agent.head(row.conversation_id)
-        about = {**_queued(row), "head_trigger_id": None if head is None else head.trigger_id}
-        queued.append(views.queued_for([cause.reason for cause in waiting.causes], about, waiting.position))
+    for position, row in enumerate(page, start=passed + 1):
+        reasons = [cause.reason for cause in causes(facts, row, then.at)]
+        queued.append(views.queued_for(reasons, _queued(agent, row), position))
     following = None
     if len(page) == rows:
         last = page[-1]
         following = views.cursor(_moment(last.available_at), _moment(last.created_at), last.trigger_id)
     return {
-        "agent_id": agent_id,
+        "agent_id": agent.agent_id,
         "waiting": len(agent.waiting),
         "queue": queued,
         "next_cursor": following,
@@ -179,23 +184,11 @@ def _slot(row: TriggerRow, preview: str | None) -> dict[str, Any]:
     }
 
 
-def _queued(row: TriggerRow) -> dict[str, Any]:
-    return {
-        "trigger_id": row.trigger_id,
-        "conversation_id": row.conversation_id,
-        "kind": row.kind,
-        "interactive": row.interactive,
-        "requested_by": row.requested_by,
-        "created_at": _moment(row.created_at),
-        "available_at": _moment(row.available_at),
-        "expires_at": None if row.expires_at is None else _moment(row.expires_at),
-        "accepted_at": _moment(row.accepted_at),
-        "execution_class": row.execution_class,
-        "priority": row.priority,
-        "attempt": row.attempt,
-        "failures": row.failures,
-        "max_attempts": row.max_attempts,
-    }
+def _queued(agent: Agent, row: TriggerRow) -> dict[str, Any]:
+    fields = {name: getattr(row, name) for name in views.QUEUED_FIELDS}
+    instants = {name: _moment(at) for name, at in fields.items() if name.endswith("_at") and at is not None}
+    head = agent.head(row.conversation_id)
+    return {**fields, **instants, "head_trigger_id": None if head is None else head.trigger_id}
 
 
 def _moment(instant: int) -> datetime:

@@ -45,7 +45,7 @@ _TOTALS_FIELDS: Final = (
     "refused",
     "ignored",
 )
-_QUEUED_FIELDS: Final = (
+QUEUED_FIELDS: Final = (
     "trigger_id",
     "conversation_id",
     "kind",
@@ -234,7 +234,7 @@ def queued_for(reasons: Sequence[str], row: Row, position: int) -> dict[str, Any
     """The same, of which it is known already why it waits."""
     return {
         "position": position,
-        **picked(row, _QUEUED_FIELDS),
+        **picked(row, QUEUED_FIELDS),
         "reason": reasons[0] if reasons else None,
         "reasons": list(reasons),
         "waits_behind": row["head_trigger_id"] if "conversation_busy" in reasons else None,

@@ -28,7 +28,7 @@ ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 RETRY_AFTER_SECONDS: Final = 10
 _LOOK_SECONDS: Final = 0.05
 _ERROR_BYTES: Final = 4_000
-_BOUNDED: Final = ("/bin/sh", "-c", 'ulimit -v "$0"; exec nice -n 10 "$@"', str(MEMORY_KIB_MAX))
+BOUNDED: Final = ("/bin/sh", "-c", 'ulimit -v "$0"; exec nice -n 10 "$@"', str(MEMORY_KIB_MAX))
 _NOT_ITS_AFFAIR: Final = frozenset(
     {"BERTH_DATABASE_URL", "BERTH_JWT_SECRET", "BERTH_JWT_PUBLIC_KEY_FILE", "BERTH_LINK_SECRET", "BERTH_TOKEN"}
 )
@@ -82,7 +82,7 @@ class WhatIfs:
         with TemporaryFile() as output, TemporaryFile() as errors:
             try:
                 process.start(
-                    [*_BOUNDED, sys.executable, "-m", "api.cli", *words],
+                    [*BOUNDED, sys.executable, "-m", "api.cli", *words],
                     output=output,
                     error=errors,
                     environment=inherited | self._environment,
@@ -90,7 +90,7 @@ class WhatIfs:
                 exit_code = await self._end_of(process, leaving)
             finally:
                 process.kill()
-            return _answer(exit_code, output, errors)
+            return answer_of(exit_code, output, errors)
 
     async def _end_of(self, process: SupervisedProcess, leaving: "asyncio.Future[None]") -> int:
         """Its exit code. Raises Problem or ClientLeft when it is to be ended before."""
@@ -121,7 +121,8 @@ def words_of(request: WhatIfRequest) -> list[str]:
     return words
 
 
-def _answer(exit_code: int, output: IO[bytes], errors: IO[bytes]) -> bytes:
+def answer_of(exit_code: int, output: IO[bytes], errors: IO[bytes]) -> bytes:
+    """What a process that has ended gives to who asked, by its exit code and what it has written. Raises Problem."""
     if exit_code == 0:
         if output.seek(0, os.SEEK_END) > ANSWER_BYTES_MAX:
             raise _too_much(f"Its answer is larger than {ANSWER_BYTES_MAX // 2**20} MiB")

@@ -24,6 +24,7 @@ from streams.audit.logged import merged, read
 from streams.audit.past import Past
 from streams.codec import partition_of
 from streams.rules.order import format_instant
+from tests.brokers import until
 from tests.integration.http_stack import Stack, limited, read_at, until_status
 from tests.integration.workers import PARTITIONS, ROOT
 from tests.tokens import AUTHENTICATION, bearer
@@ -271,12 +272,14 @@ async def test_as_of_shows_what_the_site_had_decided_by_then(berth: Stack, agent
         waits = await berth.http.post(f"/api/agents/{other}/triggers", json={"id": id, "on_busy": "queue", **home})
         assert waits.status_code == 202, waits.text
     await until_reason(berth, other, "agent_environment_folder_busy")
-    last = await berth.http.delete(f"/api/agents/{other}/triggers/c")
-    await read_at(berth.http, last, f"/api/agents/{other}")
+    await berth.http.delete(f"/api/agents/{other}/triggers/c")
+    await until_told(berth, f"/api/sites/{site}", waiting=1, granted=1)  # from here on nothing happens by itself
     records = {
         **{one: await written(berth, one) for one in (agent, other)},
         site: await berth.records(SITE_DECISIONS, site),
     }
+    await until_told(berth, f"/api/agents/{other}", seq=len(records[other]))
+    await until_told(berth, f"/api/sites/{site}", seq=len(records[site]))
     sources = [
         [
             read((SITE_DECISIONS if decider == site else DECISIONS).name, number, 0, json.dumps(bare(one)).encode())
@@ -296,13 +299,20 @@ async def test_as_of_shows_what_the_site_had_decided_by_then(berth: Stack, agent
     assert "agent_environment_folder_busy" in reasons
 
 
+async def until_told(berth: Stack, path: str, **wanted: int) -> None:
+    async def is_so() -> bool:
+        told = await got(berth.http, path)
+        return all(told[name] == value for name, value in wanted.items())
+
+    await until(is_so, timeout_seconds=20)
+
+
 async def until_reason(berth: Stack, agent: str, reason: str) -> None:
-    async with asyncio.timeout(20):
-        while True:
-            queue = (await got(berth.http, f"/api/agents/{agent}/queue"))["queue"]
-            if queue and all(one["reason"] == reason for one in queue):
-                return
-            await asyncio.sleep(0.05)
+    async def is_so() -> bool:
+        queue = (await got(berth.http, f"/api/agents/{agent}/queue"))["queue"]
+        return bool(queue) and all(one["reason"] == reason for one in queue)
+
+    await until(is_so, timeout_seconds=20)
 
 
 async def test_a_queue_of_the_past_has_pages(berth: Stack, agent: str) -> None:

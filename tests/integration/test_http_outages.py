@@ -154,7 +154,8 @@ async def test_without_postgres_writes_go_on_reads_are_503_and_all_is_well_when_
     await until_status(fresh, "/readyz", 200)
     own_berth.postgres.stop()
 
-    for read in ("/api/agents", "/api/agents/slots", "/api/agents/a/queue", f"{path}/t1"):
+    looks_back = ("/api/agents/a/queue?as_of=1", "/api/audit/decisions?agent=a", "/api/audit/verify")
+    for read in ("/api/agents", "/api/agents/slots", "/api/agents/a/queue", f"{path}/t1", *looks_back):
         answer, seconds = await timed(http.get(read))
         assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
         assert seconds < ANSWER_SECONDS_MAX + TRANSPORT_SECONDS
@@ -191,7 +192,8 @@ async def test_a_frozen_postgres_is_like_one_that_is_away(own_berth: Stack) -> N
     await limited(http, "a", 1)
     own_berth.postgres.pause()
     try:
-        answers = await asyncio.gather(*(timed(http.get("/api/agents/slots")) for _ in range(12)))
+        reads = 6 * ("/api/agents/slots", "/api/agents/a/capacity?as_of=1")
+        answers = await asyncio.gather(*(timed(http.get(read)) for read in reads))
         assert {answer.status_code for answer, _ in answers} == {503}
         assert max(seconds for _, seconds in answers) < ANSWER_SECONDS_MAX + TRANSPORT_SECONDS
         assert (await http.post("/api/agents/a/triggers", json={})).status_code == 201

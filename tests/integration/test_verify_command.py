@@ -11,12 +11,16 @@ from aiokafka import AIOKafkaProducer
 from api.cli import verify as command
 from api.cli.embedded_kafka import EmbeddedKafka
 from api.cli.verify import Verdict, verify_log
+from api.http.problems import Problem
+from api.http.requests import WhatIfRequest
+from api.http.what_if import WhatIfs
 from streams.audit import checkpoint
 from streams.audit.checkpoint import Checkpoint
 from streams.audit.logged import Logged
 from streams.kafka import history
 from streams.settings import Settings
 from tests.audits import log_of
+from tests.conftest import PARTITIONS
 from tests.integration.test_up import berth
 from tests.offices import Office
 
@@ -84,6 +88,20 @@ async def test_an_interrupted_reading_is_put_down_where_it_is(
     assert len(saved) == 4
     assert saved[3].offset >= saved[2].offset > saved[1].offset
     assert figures(await verify_log(settings, begin=saved[3]))[:2] == (len(log), len(log))
+
+
+async def test_a_log_that_cannot_be_read_is_replayed_by_nobody(topics: EmbeddedKafka, seed: int) -> None:
+    log = office(seed)
+    damaged = log[-1]._replace(value=log[-1].value[:-1])
+    await write(topics.bootstrap, [*log[:-1], damaged])
+
+    async def stay() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(Problem) as raised:
+        await WhatIfs(topics.bootstrap, PARTITIONS).answer(WhatIfRequest(limits={"*": 2}), stay())
+    assert (raised.value.status, raised.value.code) == (409, "log_unreadable")
+    assert "berth verify" in raised.value.detail
 
 
 async def test_damage_is_found_at_its_offset(topics: EmbeddedKafka, seed: int, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ there stays as it is, so a page is the same whenever it is asked for, and new de
 """
 
 import json
+from datetime import datetime
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request
@@ -111,6 +112,8 @@ async def read_verification(service: ServiceOf) -> JSONResponse:
 @router.post("/what-if")
 async def what_if(service: ServiceOf, change: WhatIfRequest, request: Request) -> Response:
     """Replay recorded traffic with other limits, pools or gates: who would have waited less, who longer."""
+    if change.since is not None and change.until is None and datetime.fromisoformat(change.since) >= views.now():
+        raise invalid("invalid_field", "since", "since: is still to come, and until is now where it isn't given.")
 
     async def client_leaves() -> None:
         while (await request.receive())["type"] != "http.disconnect":
