@@ -1,7 +1,6 @@
 """The running service asked by its own description: whatever is sent, the answer is described there, and no 500."""
 
 import asyncio
-import random
 import re
 import sys
 from pathlib import Path
@@ -36,9 +35,7 @@ CONFIGURATION = """
 """
 
 
-async def test_whatever_is_asked_is_answered_as_described(berth: Stack, tmp_path: Path) -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")  # noqa: T201 - shown by pytest when the test fails
+async def test_whatever_is_asked_is_answered_as_described(berth: Stack, tmp_path: Path, seed: int) -> None:
     await limited(berth.http, "fuzzed", 2)
     made = await berth.http.put("/api/sites/fuzzed/capacity", json={"capacity": 2})
     await read_at(berth.http, made, "/api/sites/fuzzed")

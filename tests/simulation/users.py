@@ -16,6 +16,8 @@ class Users:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.random = cluster.random
+        self.bursting: str | None = None
+        """Who was asked for more than a step does, if anybody was."""
 
     def act(self, command: str) -> None:
         getattr(self, command)()
@@ -36,7 +38,7 @@ class Users:
     def _resources(self) -> dict[str, Any]:
         """A worker, a folder of an environment, or both, for an organization."""
         needs: dict[str, Any] = {"organization_id": self.random.choice(["o1", "o2"])}
-        if self.random.random() < 0.3:
+        if self.random.random() < 0.5:
             needs["department_id"] = "d1"
         if self.random.random() < 0.3:
             return needs | {"worker": True}
@@ -113,17 +115,18 @@ class Users:
 
     def burst(self) -> None:
         """More work than one step may take away again."""
-        agent = self._agent()
+        self.bursting = agent = self._agent()
         fields: dict[str, Any] = {"worker": True, "organization_id": "o1"} if self.random.random() < 0.6 else {}
         if self.random.random() < 0.5:
             fields["conversation_id"] = "b1"
         for _ in range(BURST):
             self.cluster.trigger(agent, **fields)
-        self.cluster.control(agent, "configure", parallelism_limit="unlimited")
+        if fields.get("worker"):
+            self.cluster.control(agent, "configure", parallelism_limit="unlimited")
 
     def burst_ends(self) -> None:
-        agent = self._agent()
-        match self.random.choice(["archive", "pause", "stop", "gate", "limit"]):
+        agent = self.bursting or self._agent()
+        match self.random.choice(["archive", "pause", "stop", "gate", "limit", "capacity"]):
             case "archive":
                 self.cluster.control(agent, "archive")
             case "pause":
@@ -132,6 +135,8 @@ class Users:
                 self.cluster.stop(agent, conversation_id="b1")
             case "gate":
                 self.cluster.site_control("default", "gate", scope="organization", name="o1", enabled=False)
+            case "limit":
+                self.cluster.control(agent, "configure", parallelism_limit="unlimited")
             case _:
                 self.cluster.site_control("default", "configure_site", capacity=100)
 

