@@ -35,6 +35,8 @@ from tests.integration.workers import PARTITIONS, Json, Log, sending
 WORKER: Final = ("-m", "api.cli", "worker")
 FOLLOWED: Final = (DECISIONS.name, SITE_DECISIONS.name, DISPATCHES.name, DEAD_LETTERS.name)
 POLL_MILLISECONDS: Final = 100
+WAIT_SECONDS: Final = 60.0
+"""Nothing is claimed by it: what comes comes much sooner, also on a slow machine."""
 Id = tuple[str, str]
 """Agent and trigger."""
 
@@ -126,7 +128,7 @@ class Play:
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
-    async def until(self, condition: Callable[[], bool], what: str, timeout_seconds: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], bool], what: str, timeout_seconds: float = WAIT_SECONDS) -> None:
         """Wait until what was seen is as wanted."""
         try:
             async with asyncio.timeout(timeout_seconds), self._seen:
@@ -134,17 +136,17 @@ class Play:
         except TimeoutError:
             raise AssertionError(f"in {timeout_seconds} s not: {what}\n{self.account()}") from None
 
-    async def dispatched(self, *ids: Id, timeout_seconds: float = 20.0) -> Json:
+    async def dispatched(self, *ids: Id, timeout_seconds: float = WAIT_SECONDS) -> Json:
         """Wait until all of them have been dispatched; the newest attempt of the last."""
         await self.until(lambda: all(self.dispatches[id] for id in ids), f"dispatch of {ids}", timeout_seconds)
         return self.dispatches[ids[-1]][-1]
 
-    async def settled(self, command_id: str, timeout_seconds: float = 20.0) -> Json:
+    async def settled(self, command_id: str, timeout_seconds: float = WAIT_SECONDS) -> Json:
         """The decision that settles the command."""
         await self.until(lambda: command_id in self.answers, f"answer to {command_id}", timeout_seconds)
         return self.answers[command_id]
 
-    async def saw(self, event: str, *ids: Id, timeout_seconds: float = 20.0) -> None:
+    async def saw(self, event: str, *ids: Id, timeout_seconds: float = WAIT_SECONDS) -> None:
         """Wait until there is an event of this type for each."""
         await self.until(
             lambda: all(self.events[event, *id] for id in ids), f"{event} of {len(ids)}: {ids[:3]}", timeout_seconds
@@ -160,7 +162,7 @@ class Play:
         ended = len(self.events["claim_closed", *id]) + len(self.events["claim_denied", *id])
         return len(self.events["claim_opened", *id]) == ended
 
-    async def all_ended(self, timeout_seconds: float = 30.0) -> None:
+    async def all_ended(self, timeout_seconds: float = WAIT_SECONDS) -> None:
         """Everything that was accepted has ended, and holds nothing at any site."""
 
         def ended() -> bool:

@@ -27,7 +27,8 @@ SITE: Final = next(names("site", OF_SITE))
 AGENTS: Final = [next(names("agent", number)) for number in range(PARTITIONS)]
 FOLDERS: Final = ("/", "/src", "/src/deep", "/docs")
 BURST: Final = 60
-ENDS_SECONDS: Final = 75.0
+ENDS_SECONDS: Final = 120.0
+"""Long for a machine that is four times slower than an idle one, where a fault and two bursts take half a minute."""
 
 
 class Work:
@@ -101,7 +102,7 @@ async def owner(running: Sequence[WorkerProcess], partition: int) -> WorkerProce
     raise AssertionError(f"nobody owns {partition}")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 async def test_either_of_two_workers_goes_in_mid_protocol(topics: EmbeddedKafka, seed: int) -> None:
     bootstrap = topics.bootstrap
     async with workers(bootstrap, 2, WORKER) as running, work(bootstrap, seed) as doing:
@@ -124,7 +125,7 @@ async def test_either_of_two_workers_goes_in_mid_protocol(topics: EmbeddedKafka,
         assert all(worker.is_running for worker in running)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 async def test_kafka_is_restarted_in_mid_protocol(fresh_kafka: EmbeddedKafka, seed: int) -> None:
     bootstrap = fresh_kafka.bootstrap
     async with workers(bootstrap, 2, WORKER) as running, work(bootstrap, seed) as doing:

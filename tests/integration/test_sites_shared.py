@@ -18,7 +18,7 @@ from streams.rules.limits import CLAIM_PASSES_MAX
 from streams.settings import Settings
 from tests.brokers import empty_topics
 from tests.integration.site_work import WORKER, Id, Play, after, names, playing, unaccounted_for
-from tests.integration.workers import PARTITIONS, WorkerProcess, workers
+from tests.integration.workers import PARTITIONS, SESSION_SECONDS, WorkerProcess, workers
 
 pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
 
@@ -252,7 +252,7 @@ async def test_an_ask_whose_site_does_not_answer_is_refused_in_time_and_has_no_e
     frozen.send(signal.SIGSTOP)
     try:
         asked = await play.ask(agent, "silent-1", 1.0, site=site, worker=True)
-        answer = await play.settled("silent-1", timeout_seconds=4.0)
+        answer = await play.settled("silent-1", timeout_seconds=SESSION_SECONDS - 1)
     finally:
         frozen.send(signal.SIGCONT)
     refused = next(event for event in answer["events"] if event["type"] == "refused")

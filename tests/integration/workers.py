@@ -21,6 +21,10 @@ from streams import CONTROLS, DECISIONS, INPUT_TOPICS, STATUSES, TRIGGERS
 ROOT = Path(__file__).parents[2]
 SESSION_SECONDS = 6.0
 PARTITIONS = 8
+IDLE_START_SECONDS = 1.5
+"""From the start of a worker to its first word, on an idle machine."""
+SLOWNESS_MAX = 4.0
+"""How many times slower than an idle machine the one that runs the tests may be."""
 LOADED = [TRIGGERS.name, STATUSES.name, CONTROLS.name]
 
 COUNTING = ("-m", "tests.integration.counting_worker")
@@ -37,6 +41,9 @@ class WorkerProcess:
         self.errors: list[str] = []
         self._logged = asyncio.Condition()
         self._has_ended = False
+        self._started_at = time.monotonic()
+        self.slowness = 1.0
+        """How many times as long as on an idle machine it took to say its first word; from 1 to SLOWNESS_MAX."""
         self._reading = asyncio.gather(self._read_log(), self._read_errors())
 
     @classmethod
@@ -144,6 +151,9 @@ class WorkerProcess:
     async def _read_log(self) -> None:
         assert self.process.stdout is not None
         async for line in self.process.stdout:
+            if not self.events:
+                measured = (time.monotonic() - self._started_at) / IDLE_START_SECONDS
+                self.slowness = min(SLOWNESS_MAX, max(1.0, measured))
             async with self._logged:
                 self.events.append(json.loads(line) if line.startswith(b"{") else {"event": line.decode()})
                 self._logged.notify_all()
