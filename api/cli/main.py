@@ -77,6 +77,7 @@ COMMANDS: Final = (
     "what-if",
     "audit",
     "skip",
+    "recover",
 )
 """In the order of ``--help``. Each is a module here, with a function of its name or an ``app`` of subcommands."""
 _MODULES: Final = {

@@ -378,14 +378,16 @@ def changes(
 ) -> dict[bytes, bytes | None]:
     """What is to be written so that the stored rows say what the rebuilt ones say; None: the row is to go.
 
-    ``ends``: (beginning, end) of each input topic: a stored position outside of it is not kept.
+    ``ends``: (beginning, end) of each input topic: a stored position outside of it is not kept. The row with positions
+    stays also where nothing was decided yet.
     """
     found: dict[bytes, bytes | None] = {
         key: value
         for key, value in rebuilt.items()
         if key not in stored or (stored[key] != value and not _says_as_much(key, stored[key], value, ends))
     }
-    return found | {key: None for key in stored if key not in rebuilt}
+    needless = (key for key in stored if key not in rebuilt)
+    return found | {key: None for key in needless if key != POSITION_KEY or _read(key, stored[key]) is None}
 
 
 def _says_as_much(key: bytes, stored: bytes, rebuilt: bytes, ends: Mapping[str, tuple[int, int]]) -> bool:

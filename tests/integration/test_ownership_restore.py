@@ -153,7 +153,7 @@ async def test_rows_lost_while_decisions_exist_are_refused(topics: EmbeddedKafka
     await write(topics.bootstrap, DECISIONS.name, ("commit", {b"k": b"{}"}))
     if is_head_deleted:
         await delete_until(topics.bootstrap, DECISIONS.name, 2)
-    with pytest.raises(CannotTakeOver, match=f"Partition 0 .*{CHANGELOG.name}.*backup"):
+    with pytest.raises(CannotTakeOver, match=f"Partition 0 .*{CHANGELOG.name}.*berth recover"):
         await restored_partition(topics)
 
 

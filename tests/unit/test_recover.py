@@ -283,6 +283,13 @@ def test_a_stored_position_stays_where_it_may_be_right(topic: str, moved: int, i
     assert (POSITION_KEY not in changed) == is_kept
 
 
+def test_where_nothing_was_decided_yet_only_what_can_not_be_read_goes() -> None:
+    row = codec.write_partition(codec.PartitionRow(0, {TRIGGERS.name: 7}, 0))
+    ends = dict.fromkeys(ends_of({}), (0, 9))
+    assert changes({POSITION_KEY: row, b"[]": b"x"}, Rebuilt(0, 1).rows(), ends) == {b"[]": None}
+    assert changes({POSITION_KEY: b"{"}, Rebuilt(0, 1).rows(), ends) == {POSITION_KEY: None}
+
+
 # Rules that are others now
 
 
