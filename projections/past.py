@@ -11,7 +11,7 @@ who has one that doesn't (the API) read the same past.
 from collections import defaultdict
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from psycopg.rows import TupleRow
 
@@ -19,7 +19,7 @@ from projections import snapshots
 from projections.schema import Connection
 from streams import DECISIONS, SITE_DECISIONS
 from streams.audit.logged import Decider, read
-from streams.audit.past import Past
+from streams.audit.past import Past, walk_through
 from streams.rules.agent.state import Agent
 from streams.rules.site.state import Site
 
@@ -28,27 +28,47 @@ INSTANT_MAX: Final = 253_402_300_799_000_000
 """The last second of the year 9999."""
 
 _AT: Final = "'epoch'::timestamptz + %(at)s * interval '1 microsecond'"
-_US: Final = "(extract(epoch FROM decided_at) * 1000000)::bigint"
-_SNAPSHOT_OF_AGENT: Final = f"""
-    SELECT seq, state::text, {_US} FROM agent_snapshots
-     WHERE agent_id = %(id)s AND seq <= %(seq)s AND decided_at <= {_AT}
-     ORDER BY seq DESC LIMIT 1
-"""  # noqa: S608 - constants only
-_DECISIONS_OF_AGENT: Final = f"""
-    SELECT record::text, {_US} FROM decisions
-     WHERE agent_id = %(id)s AND seq > %(after)s AND seq <= %(seq)s AND decided_at <= {_AT}
-     ORDER BY seq
-"""  # noqa: S608
-_SNAPSHOT_OF_SITE: Final = f"""
-    SELECT seq, state::text, {_US} FROM site_snapshots
-     WHERE site = %(id)s AND seq <= %(seq)s AND decided_at <= {_AT}
-     ORDER BY seq DESC LIMIT 1
-"""  # noqa: S608
-_DECISIONS_OF_SITE: Final = f"""
-    SELECT record::text, {_US} FROM site_decisions
-     WHERE site = %(id)s AND seq > %(after)s AND seq <= %(seq)s AND decided_at <= {_AT}
-     ORDER BY seq
-"""  # noqa: S608
+_US: Final = "(extract(epoch FROM {}.decided_at) * 1000000)::bigint"
+
+
+def _snapshots_of(table: str, snapshots: str, id: str) -> bytes:
+    """(id, the newest snapshot up to the cut, where the one after it is) of some deciders, or of all."""
+    return f"""
+        SELECT deciders.{id}, found.seq, found.state::text, {_US.format("found")}, following.seq
+          FROM {table} AS deciders
+          LEFT JOIN LATERAL (
+               SELECT seq, state, decided_at FROM {snapshots}
+                WHERE {snapshots}.{id} = deciders.{id} AND seq <= %(seq)s AND decided_at <= {_AT}
+                ORDER BY seq DESC LIMIT 1) AS found ON true
+          LEFT JOIN LATERAL (
+               SELECT seq FROM {snapshots}
+                WHERE {snapshots}.{id} = deciders.{id} AND {snapshots}.seq > coalesce(found.seq, 0)
+                ORDER BY seq LIMIT 1) AS following ON true
+         WHERE %(ids)s::text[] IS NULL OR deciders.{id} = ANY(%(ids)s::text[])
+         ORDER BY deciders.{id}
+    """.encode()  # noqa: S608 - names of ours only
+
+
+def _decisions_of(table: str, id: str) -> bytes:
+    """(id, decision, instant) of some deciders between two numbers each, up to the cut, in order."""
+    return f"""
+        SELECT decisions.{id}, decisions.record::text, {_US.format("decisions")}
+          FROM unnest(%(ids)s::text[], %(after)s::bigint[], %(until)s::bigint[]) AS wanted (id, after, until)
+         CROSS JOIN LATERAL (
+               SELECT {id}, seq, record, decided_at FROM {table}
+                WHERE {table}.{id} = wanted.id COLLATE "C" AND seq > wanted.after AND seq <= wanted.until
+                  AND decided_at <= {_AT}
+                ORDER BY seq) AS decisions
+         ORDER BY decisions.{id}, decisions.seq
+    """.encode()  # noqa: S608
+
+
+_SNAPSHOTS: Final = {
+    "agent": _snapshots_of("agents", "agent_snapshots", "agent_id"),
+    "site": _snapshots_of("sites", "site_snapshots", "site"),
+}
+_DECISIONS: Final = {"agent": _decisions_of("decisions", "agent_id"), "site": _decisions_of("site_decisions", "site")}
+Kind = Literal["agent", "site"]
 
 
 Result = TypeVar("Result")
@@ -115,16 +135,18 @@ def questions_of_agent(agent_id: str, seq: int = SEQ_MAX, at: int = INSTANT_MAX)
 
     No agent in it: it had no decision by then. AssertionError, KeyError: the tables are damaged.
     """
-    stored = yield from _stored(Decider("agent", agent_id), seq, at)
+    stored = (yield from _stored("agent", seq, at, [agent_id])).get(Decider("agent", agent_id))
     past = Past()
-    if stored.at == 0:
+    if stored is None or stored.at == 0:
         return PastThen(past, 0, 0)
     agent = past.agents[agent_id] = _agent(agent_id, stored)
     moment = at if seq == SEQ_MAX else stored.at
-    for site_id in sorted({agent.triggers[trigger_id].site_id or "" for _, trigger_id in agent.claimed}):
-        at_site = yield from _stored(Decider("site", site_id), SEQ_MAX, moment)
-        if at_site.at:
-            past.sites[site_id] = _site(site_id, at_site)
+    rows = (agent.triggers[key.id.decode()] for key in agent.waiting)
+    sites = sorted({row.site_id for row in rows if row.site_id is not None})
+    at_sites = (yield from _stored("site", SEQ_MAX, moment, sites)) if sites else {}
+    for site_id in sites:
+        at_site = at_sites.get(Decider("site", site_id))
+        past.sites[site_id] = Site(site_id) if at_site is None or not at_site.at else _site(site_id, at_site)
     past.decisions = agent.row.seq
     past.at = stored.at
     return PastThen(past, stored.at, 0)
@@ -132,15 +154,10 @@ def questions_of_agent(agent_id: str, seq: int = SEQ_MAX, at: int = INSTANT_MAX)
 
 def everything_past(connection: Connection, at: int = INSTANT_MAX) -> PastThen:
     """All agents and sites after the last decisions up to an instant. Raises as ``agent_past``."""
-    stored: dict[Decider, _Stored] = {}
     with connection.transaction():
         _read_only(connection)
-        for (agent_id,) in connection.execute("SELECT agent_id FROM agents ORDER BY agent_id").fetchall():
-            decider = Decider("agent", agent_id)
-            stored[decider] = _answered(connection, _stored(decider, SEQ_MAX, at))
-        for (site_id,) in connection.execute("SELECT site FROM sites ORDER BY site").fetchall():
-            decider = Decider("site", site_id)
-            stored[decider] = _answered(connection, _stored(decider, SEQ_MAX, at))
+        stored = _answered(connection, _stored("agent", SEQ_MAX, at))
+        stored |= _answered(connection, _stored("site", SEQ_MAX, at))
     kept = _causal(stored)
     past = Past()
     newest = 0
@@ -167,15 +184,21 @@ def _answered(connection: Connection, questions: Questions[Result]) -> Result:
     return step.result
 
 
-def _stored(decider: Decider, seq: int, at: int) -> Questions[_Stored]:
-    is_agent = decider.kind == "agent"
-    about = {"id": decider.id, "seq": min(seq, SEQ_MAX), "at": min(at, INSTANT_MAX)}
-    found = yield Question((_SNAPSHOT_OF_AGENT if is_agent else _SNAPSHOT_OF_SITE).encode(), about)
-    after, state, newest = found[0] if found else (0, None, 0)
-    since = yield Question(
-        (_DECISIONS_OF_AGENT if is_agent else _DECISIONS_OF_SITE).encode(), {**about, "after": after}
-    )
-    return _Stored(state, after, newest, [record for record, _ in since], [instant for _, instant in since])
+def _stored(kind: Kind, seq: int, at: int, ids: list[str] | None = None) -> Questions[dict[Decider, _Stored]]:
+    """What the tables hold of some deciders, or of all, in two questions however many they are."""
+    cut = {"seq": min(seq, SEQ_MAX), "at": min(at, INSTANT_MAX)}
+    snapshots_then = yield Question(_SNAPSHOTS[kind], {**cut, "ids": ids})
+    until = [min(cut["seq"], SEQ_MAX if following is None else following) for *_, following in snapshots_then]
+    wanted = {"ids": [row[0] for row in snapshots_then], "after": [row[1] or 0 for row in snapshots_then]}
+    decisions = yield Question(_DECISIONS[kind], {**cut, **wanted, "until": until})
+    found = {
+        Decider(kind, id): _Stored(state, after or 0, newest or 0, [], [])
+        for id, after, state, newest, _ in snapshots_then
+    }
+    for id, record, instant in decisions:
+        found[Decider(kind, id)].decisions.append(record)
+        found[Decider(kind, id)].instants.append(instant)
+    return found
 
 
 def _agent(agent_id: str, stored: _Stored) -> Agent:
@@ -183,9 +206,10 @@ def _agent(agent_id: str, stored: _Stored) -> Agent:
 
 
 def _site(site_id: str, stored: _Stored) -> Site:
-    """Written and read again: which claims stand behind an open gate is seen when they are read."""
-    folded = snapshots.fold_site(snapshots.read_site(site_id, stored.state), stored.decisions)
-    return snapshots.read_site(site_id, snapshots.write_site(folded))
+    """Which claims stand behind an open gate is seen at the end: nothing was granted that was not free."""
+    site = snapshots.fold_site(snapshots.read_site(site_id, stored.state), stored.decisions)
+    walk_through(site, ("site",))
+    return site
 
 
 def _causal(stored: dict[Decider, _Stored]) -> dict[Decider, _Stored]:

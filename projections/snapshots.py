@@ -1,4 +1,4 @@
-"""The folded state of an agent or site after every 1,000th of its decisions: the past can be read from there.
+"""The folded state of an agent or site after every 250th of its decisions: the past can be read from there.
 
 Pure. A snapshot is made of the one before and the decisions since, all of which the projections hold; so it may be made
 any time after its decision was applied, and is the same whenever that is.
@@ -25,7 +25,8 @@ from streams.rules.site.rows import ClaimRow, DeletionRow, GateRow, GateScope, S
 from streams.rules.site.state import Site, key_of
 from streams.rules.site_events import WalkNoted, read_site_decision
 
-SNAPSHOT_DECISIONS: Final = 1_000
+SNAPSHOT_DECISIONS: Final = 250
+"""So many are folded at most to see any moment: some 10 ms of a core."""
 
 
 @dataclass(frozen=True, slots=True)

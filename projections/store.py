@@ -234,7 +234,7 @@ class Store:
     # Snapshots
 
     def without_snapshot(self) -> list[Decider]:
-        """Whose newest snapshot is 1,000 or more decisions behind them. A scan of the agents and sites."""
+        """Whose next snapshot is due. A scan of the agents and sites."""
         found = self.connection.execute(
             "SELECT 'agent', agent_id FROM agents WHERE seq - snapshot_seq >= %(decisions)s"
             " UNION ALL SELECT 'site', site FROM sites WHERE seq - snapshot_seq >= %(decisions)s ORDER BY 1, 2",

@@ -1,10 +1,24 @@
 """The past read from the tables is the past folded from the log: by number, by time, for one and for all."""
 
 import random
+from typing import Any
 
 import pytest
+from psycopg import Cursor
+from psycopg.rows import TupleRow
 
-from projections.past import agent_past, everything_past
+from projections.past import (
+    SEQ_MAX,
+    Concluded,
+    PastThen,
+    Questions,
+    Rows,
+    advance,
+    agent_past,
+    everything_past,
+    questions_of_agent,
+)
+from projections.schema import Connection
 from projections.store import LogRecord, Store
 from streams import SITE_DECISIONS
 from streams.audit.as_of import agent_then, everything
@@ -103,3 +117,54 @@ def test_what_the_projector_has_not_applied_yet_takes_its_effects_with_it(store:
         if row.claim_state in ("held", "granted")
     }
     assert running <= {tuple(claim.id) for claim in site.claims.values() if claim.granted}
+
+
+# What it asks
+
+
+def asked(connection: Connection, questions: Questions[PastThen]) -> tuple[PastThen, list[dict[str, Any]]]:
+    """The past, and the parameters of every question that was asked for it."""
+    parameters: list[dict[str, Any]] = []
+    rows: Rows | None = None
+    while not isinstance(step := advance(questions, rows), Concluded):
+        parameters.append(step.parameters)
+        rows = connection.execute(*step).fetchall()
+    return step.result, parameters
+
+
+def test_no_more_is_read_of_anybody_than_between_two_snapshots(office: Office, store: Store, seed: int) -> None:
+    """However long ago the moment is, by number or by time."""
+    chance = random.Random(seed)
+    for agent_id in sorted(office.driven.partition.agents):
+        last = office.driven.agent(agent_id).row.seq
+        instants = [one.at for one in office.driven.decisions if one.agent_id == agent_id]
+        for seq in (1, 19, 20, 21, last, chance.randrange(1, last)):
+            for questions in (questions_of_agent(agent_id, seq), questions_of_agent(agent_id, at=instants[seq - 1])):
+                then, parameters = asked(store.connection, questions)
+                assert then.past.agents[agent_id].row.seq >= seq
+                ranges = [
+                    until - after
+                    for one in parameters
+                    if "until" in one
+                    for after, until in zip(one["after"], one["until"], strict=True)
+                    if until < SEQ_MAX
+                ]
+                assert all(length <= 20 for length in ranges)
+                assert len(parameters) <= 4
+
+
+def test_everything_takes_few_queries_however_many_there_are(office: Office, store: Store) -> None:
+    statements: list[object] = []
+
+    class Counting(Cursor[TupleRow]):
+        def execute(self, query: Any, *arguments: Any, **options: Any) -> Any:
+            statements.append(query)
+            return super().execute(query, *arguments, **options)
+
+    store.connection.cursor_factory = Counting
+    try:
+        past = everything_past(store.connection).past
+    finally:
+        store.connection.cursor_factory = Cursor
+    assert len(past.agents) == 5 and past.sites
+    assert len(statements) == 5, statements
