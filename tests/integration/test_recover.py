@@ -237,17 +237,16 @@ async def test_a_recovery_that_is_broken_off_anywhere_is_refused_by_workers_and_
         await forget_records(bootstrap, TRIGGERS.name, DISPATCHES.name, TEXTS.name)
         await lose_changelog(bootstrap)
         monkeypatch.setattr("api.cli.recovering.Writer", Dying)
-        monkeypatch.setattr(recovery, "ROWS_MAX", 15)
+        monkeypatch.setattr(recovery, "ROWS_MAX", max(1, len(before[number]) // 12))
         monkeypatch.setattr(recovery, "LOST_MAX", 2)
-        dies_after, broken_off = 1, 0
+        broken_off = 0
         while True:
-            Dying.left = dies_after
+            Dying.left = 2
             try:
                 found = await recover_partition(settings, number, True, False, lambda _: None)
                 break
             except BrokenOff:
                 broken_off += 1
-                dies_after += 2
                 rows = (await stored_rows(bootstrap))[number]
                 assert POSITION_KEY not in rows
                 if broken_off in (1, 4):
