@@ -11,7 +11,7 @@ from aiokafka.protocol.group import LeaveGroupRequest
 from streams import APPLICATION_ID, TOPICS
 from streams.kafka import topics
 
-GROUP_EMPTY_TIMEOUT_SECONDS = 20.0
+GROUP_EMPTY_TIMEOUT_SECONDS = 40.0
 """Longer than any session timeout in the tests: a killed worker stays a member until its session ends."""
 
 
@@ -60,7 +60,7 @@ async def forget_members(bootstrap: str) -> None:
         await admin.close()
 
 
-async def until(condition: Callable[[], Awaitable[bool]], *, timeout_seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], *, timeout_seconds: float = 30.0) -> None:
     """Ask again and again until the condition holds; TimeoutError when it doesn't in time."""
     async with asyncio.timeout(timeout_seconds):
         while not await condition():

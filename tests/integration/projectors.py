@@ -130,7 +130,7 @@ class ProjectorProcess(WorkerProcess):
     async def address(self) -> str:
         return str((await self.logged("projector_listens"))["readyz"]).removesuffix("/readyz")
 
-    async def readiness_is(self, ready: bool, timeout_seconds: float = 10.0) -> dict[str, Any]:
+    async def readiness_is(self, ready: bool, timeout_seconds: float = 30.0) -> dict[str, Any]:
         """Wait until /readyz says so; what it says."""
         body: dict[str, Any] = {}
 

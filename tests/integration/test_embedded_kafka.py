@@ -302,7 +302,7 @@ async def test_the_broker_never_outlives_its_parent_and_the_next_start_goes_on(
         child.suspend()
         how = signal.SIGKILL
     parent.send_signal(how)
-    parent.wait(10)
+    parent.wait(40)
     await asyncio.to_thread(broker.start)  # at once: it waits for the other broker's end
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     await make_topic(broker)

@@ -19,9 +19,10 @@ from tests.tokens import bearer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
-NOTICED_SECONDS_MAX = 10.0
-TRANSPORT_SECONDS = 0.7
-"""What a loaded machine may add to an answer on its way."""
+NOTICED_SECONDS_MAX = 20.0
+"""Ten, and as much again for a machine that is busy."""
+TRANSPORT_SECONDS = 4.0
+"""What such a machine may add to an answer on its way: less than clients wait for one that never comes."""
 
 WRITES: list[tuple[str, str, dict[str, Any] | None]] = [
     ("POST", "/triggers", {"id": "t"}),
@@ -160,7 +161,7 @@ async def test_without_postgres_writes_go_on_reads_are_503_and_all_is_well_when_
         assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
         assert seconds < ANSWER_SECONDS_MAX + TRANSPORT_SECONDS
     stopped, seconds = await timed(http.delete(f"{path}/t2"))
-    assert stopped.status_code == 200 and seconds < ANSWER_SECONDS_MAX
+    assert stopped.status_code == 200 and seconds < ANSWER_SECONDS_MAX + TRANSPORT_SECONDS
     assert (await http.post(path, json={"id": "t4"})).status_code == 202
     patched = await http.patch("/api/agents/a", json={"max_backlog_depth": 9})
     assert patched.status_code == 200
@@ -302,7 +303,7 @@ async def test_a_sigterm_answers_what_was_asked_and_loses_nothing(own_berth: Sta
         asyncio.create_task(client.post("/api/agents/a/triggers", json={"id": f"t{number}"}))
         for number, client in enumerate(clients)
     ]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while len(await own_berth.sent("a")) < len(requests):
             await asyncio.sleep(0.05)
     own_berth.apis[0].send(signal.SIGTERM)

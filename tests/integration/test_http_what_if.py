@@ -132,9 +132,7 @@ async def test_stretches_at_the_ends_of_time_are_stretches(lived: Stack) -> None
         assert answer.status_code == status, (stretch, answer.text)
 
 
-async def test_whatever_is_sent_is_refused_or_answered(lived: Stack) -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")  # noqa: T201 - shown by pytest when the test fails
+async def test_whatever_is_sent_is_refused_or_answered(lived: Stack, seed: int) -> None:
     chance = random.Random(seed)
     replayed = 0
     for _ in range(300):

@@ -200,7 +200,7 @@ async def test_a_reply_ends_the_paused_trigger(berth: Stack, agent: str) -> None
 
 
 async def _until_state(berth: Stack, agent: str, trigger_id: str, state: str) -> dict[str, Any]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             told: dict[str, Any] = (await berth.http.get(f"/api/agents/{agent}/triggers/{trigger_id}")).json()
             if told.get("state") == state:

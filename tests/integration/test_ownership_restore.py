@@ -85,7 +85,7 @@ async def restored_partition(
     kafka: EmbeddedKafka, start_from: Literal["earliest", "latest"] = "earliest"
 ) -> CountingPartition:
     settings = Settings(kafka=kafka.bootstrap, start_from=start_from)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         restored = await restore(0, kafka.bootstrap, cast("MakePartition", CountingPartition), settings)
     return cast("CountingPartition", restored.partition)
 
@@ -189,7 +189,7 @@ async def test_records_deleted_under_a_reading_worker_stop_it(topics: EmbeddedKa
 
     intake = Intake(0, topics.bootstrap, NOWHERE, NOWHERE, deliver)
     with pytest.raises(OffsetOutOfRangeError, match=TRIGGERS.name):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await intake.read()
 
 

@@ -169,16 +169,16 @@ async def test_restarts_of_both_servers_in_mid_load_are_told_and_survived(
         projector(fresh_kafka.bootstrap, url, PARTITIONS) as process,
     ):
         await published.publish(history.live(60).transactions())
-        await process.readiness_is(True, 30)
+        await process.readiness_is(True)
         for server in (own_postgres, fresh_kafka):
             for end, start in ((server.kill, server.start), (server.stop, server.start), (server.pause, server.resume)):
                 await asyncio.to_thread(end)
                 if server is own_postgres:
                     await published.publish(history.live(20).transactions())
-                body = await process.readiness_is(False, 10)
+                body = await process.readiness_is(False)
                 assert body["reasons"], "it says what is missing"
                 await asyncio.to_thread(start)
-                await process.readiness_is(True, 30)
+                await process.readiness_is(True)
                 await published.publish(history.live(20).transactions())
                 await published.projected(url)
         assert process.is_running
@@ -197,7 +197,7 @@ async def test_it_starts_before_its_servers_and_waits_for_them(
         await asyncio.to_thread(own_postgres.start)
         await process.logged("trying_again", doing="connecting to Kafka")
         await asyncio.to_thread(fresh_kafka.start)
-        await process.readiness_is(True, 30)
+        await process.readiness_is(True)
 
 
 async def test_tables_that_somebody_dropped_are_filled_again(

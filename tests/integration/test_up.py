@@ -91,7 +91,7 @@ def up(directory: Path, **variables: str) -> Iterator[Up]:
 
 def still_running(processes: list[psutil.Process]) -> list[psutil.Process]:
     """Those that have not ended; one that its new parent hasn't been told of yet has."""
-    _gone, alive = psutil.wait_procs(processes, timeout=5)
+    _gone, alive = psutil.wait_procs(processes, timeout=20)
     return [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
 
 
