@@ -225,8 +225,9 @@ class Ownership:
     # -- deciding -------------------------------------------------------------------------------------------------
 
     async def _decide(self, partition: Partition, intake: Intake, reader: asyncio.Task[None]) -> None:
-        self.state = "running"
-        is_first = True  # where reading starts is itself a change to commit, before anything is read from there
+        # Where reading starts is itself a change to commit, before anything is read from there, and before anybody is
+        # told that what comes from now on is decided.
+        is_first = True
         while True:
             if not is_first:
                 await self._wait_for_work(partition, intake)
@@ -240,11 +241,11 @@ class Ownership:
             if behind_us > CLOCK_AHEAD_SECONDS_MAX * 1_000_000:
                 await self._wait_for_clock(behind_us)
                 continue
-            self.state = "running"
             if self._suspect is None:
                 await self._group(partition, intake)
             else:
                 await self._alone(partition, intake, self._suspect)
+            self.state = "running"
 
     async def _group(self, partition: Partition, intake: Intake) -> None:
         """Decide what is there, bounded in records, bytes and time, and commit it."""

@@ -206,15 +206,15 @@ async def test_timers_wait_for_records_behind_an_open_transaction(topics: Embedd
 async def test_a_clock_that_is_behind_decides_nothing(topics: EmbeddedKafka) -> None:
     await send(topics.bootstrap, "count")
     await send(topics.bootstrap, "count", partition=1)
-    ahead_us = edge.now_us() + 12_000_000
+    ahead_us = edge.now_us() + 20_000_000  # also a slow machine has a worker within 15 s, while it is behind
     await write(topics.bootstrap, CHANGELOG.name, ("commit", {POSITION_KEY: position_row(NOWHERE, ahead_us)}))
     async with workers(topics.bootstrap) as (worker,):
-        await worker.logged("clock_behind")
+        await worker.logged("clock_behind", timeout_seconds=60)
         status, body = await worker.readiness()
         assert status == 503
         assert "partition 0 is clock_behind" in body["reasons"]
         await wait_for_decisions(topics.bootstrap, 1, lambda found: len(found) == 1)
-        await wait_for_decisions(topics.bootstrap, 0, lambda found: len(found) == 1)
+        await wait_for_decisions(topics.bootstrap, 0, lambda found: len(found) == 1, timeout_seconds=60)
         assert edge.now_us() > ahead_us - 5_000_000
         await worker.ready()
 
@@ -222,9 +222,6 @@ async def test_a_clock_that_is_behind_decides_nothing(topics: EmbeddedKafka) -> 
 async def test_a_fenced_worker_stops_at_its_next_commit(topics: EmbeddedKafka) -> None:
     async with workers(topics.bootstrap) as (worker,):
         await worker.ready()
-        await send(topics.bootstrap, "count", partition=3)  # nothing of it is under way when the intruder comes
-        await wait_for_decisions(topics.bootstrap, 3, lambda found: len(found) == 1)
-        await all_handled(topics.bootstrap, 20)
         intruder = AIOKafkaProducer(bootstrap_servers=topics.bootstrap, transactional_id=f"{APPLICATION_ID}-3")
         await intruder.start()
         await intruder.stop()
@@ -233,7 +230,7 @@ async def test_a_fenced_worker_stops_at_its_next_commit(topics: EmbeddedKafka) -
         assert await worker.ended() == FENCED, worker.account()
         assert "taken over" in str(await worker.logged("worker_stops"))
         assert all(json.loads(line) for line in worker.errors), "no traceback but in a field"
-    assert len(await decisions(topics.bootstrap, 3)) == 1
+    assert await decisions(topics.bootstrap, 3) == []
 
 
 async def test_a_frozen_worker_that_wakes_up_writes_nothing(topics: EmbeddedKafka) -> None:
