@@ -32,7 +32,9 @@ from tests.brokers import empty_topics
 PARTITIONS = 8
 
 # A slow machine is no failure, and a failure is to be repeated by its seed or its blob.
-hypothesis.settings.register_profile("berth", deadline=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "berth", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("berth")
 
 
