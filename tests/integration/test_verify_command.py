@@ -14,6 +14,7 @@ from api.cli.verify import Verdict, verify_log
 from api.http.problems import Problem
 from api.http.requests import WhatIfRequest
 from api.http.what_if import WhatIfs
+from streams import CHANGELOG
 from streams.audit import checkpoint
 from streams.audit.checkpoint import Checkpoint
 from streams.audit.logged import Logged
@@ -23,6 +24,7 @@ from tests.audits import log_of
 from tests.conftest import PARTITIONS
 from tests.integration.test_up import berth
 from tests.offices import Office
+from tests.planted import OF_AGENTS, OF_SITES, of_agent, of_site
 
 pytestmark = pytest.mark.kafka
 
@@ -131,3 +133,27 @@ async def test_damage_is_found_at_its_offset(topics: EmbeddedKafka, seed: int, t
     nothing = await asyncio.to_thread(berth, tmp_path, "verify", "--resume", BERTH_KAFKA=topics.bootstrap)
     assert nothing.returncode == 1
     assert "Nothing was put down" in nothing.stderr
+
+
+@pytest.mark.parametrize("begin", [0, 8])
+async def test_every_planted_violation_is_named_at_its_offset(topics: EmbeddedKafka, begin: int) -> None:
+    """One in each partition of each log, with the rows of its deciders stored beside it."""
+    settings = Settings(kafka=topics.bootstrap)
+    plants = {
+        (planted.topic, number): planted
+        for some in ([of_agent(kind) for kind in OF_AGENTS], [of_site(kind) for kind in OF_SITES])
+        for number, planted in enumerate(some[begin : begin + settings.partitions])
+    }
+    async with AIOKafkaProducer(bootstrap_servers=topics.bootstrap, linger_ms=20) as producer:
+        for (topic, number), planted in plants.items():
+            for value in planted.values:
+                await producer.send(topic, value, planted.decider.encode(), partition=number)
+            for key, row in planted.rows.items():
+                await producer.send(CHANGELOG.name, row, key, partition=number)
+        await producer.flush()
+    verdict = await verify_log(settings)
+    found = {(one.topic, one.partition): one.violation for one in verdict.violations}
+    assert found.keys() == plants.keys()
+    for place, planted in plants.items():
+        assert (found[place].decider, found[place].offset) == (planted.decider, planted.offset)
+        assert found[place].kind in planted.kinds, found[place]

@@ -1,6 +1,5 @@
 """``berth verify`` decides every command again, certifies the order, and can be put down and taken up again."""
 
-import hashlib
 import json
 import random
 from collections.abc import Callable
@@ -15,13 +14,14 @@ from streams.audit.checkpoint import Checkpoint, Counts, NoCheckpoint, read, wri
 from streams.audit.logged import Logged
 from streams.audit.recompute import Recheck, Recomputer
 from streams.audit.stored import StoredAgent, StoredSite
-from streams.audit.verify import Head, Verifier, Violation
+from streams.audit.verify import Verifier, Violation
 from streams.audit.verify_sites import SiteVerifier
 from streams.rules import limits, site_events
 from streams.rules.site_messages import Claim
 from tests.audits import log_of, sources
 from tests.driving import Driven, Json, at_seconds
 from tests.offices import Office
+from tests.planted import OF_AGENTS, OF_SITES, Planted, of_agent, of_site, rechained
 
 
 class Reading:
@@ -152,17 +152,11 @@ def test_every_older_claim_that_waits_at_a_grant_is_counted_once(seed: int) -> N
 # Damage that fits the state and the chain: only deciding again finds it
 
 
-def rechained(driven: Driven, change: Callable[[list[Json]], object]) -> list[bytes]:
+def changed(driven: Driven, change: Callable[[list[Json]], object]) -> list[bytes]:
     """The agent's log with a change, and a chain that fits it."""
     decisions = [json.loads(value) for value in driven.values]
     change(decisions)
-    prev, values = None, []
-    for decision in decisions:
-        decision["prev"] = prev
-        value = json.dumps(decision, separators=(",", ":"), ensure_ascii=False).encode()
-        prev = hashlib.sha256(value).hexdigest()
-        values.append(value)
-    return values
+    return rechained(decisions)
 
 
 def life() -> Driven:
@@ -194,7 +188,7 @@ CHANGES: dict[str, tuple[int, Callable[[list[Json]], object]]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_nobody_would_have_decided_is_found_where_it_is(name: str) -> None:
     offset, change = CHANGES[name]
-    values = rechained(life(), change)
+    values = changed(life(), change)
     verifier = Verifier(None, None, Recheck())
     found = [verifier.check(value, at) for at, value in enumerate(values)]
     first = next(one for one in found if one is not None)
@@ -204,7 +198,7 @@ def test_what_nobody_would_have_decided_is_found_where_it_is(name: str) -> None:
 
 
 def test_the_log_as_it_is_comes_out_again() -> None:
-    values = rechained(life(), lambda log: None)
+    values = changed(life(), lambda log: None)
     recheck = Recheck()
     verifier = Verifier(None, None, recheck)
     assert [verifier.check(value, at) for at, value in enumerate(values)] == [None] * len(values)
@@ -214,7 +208,7 @@ def test_the_log_as_it_is_comes_out_again() -> None:
 def test_decisions_of_unknown_policies_are_named_and_still_checked() -> None:
     recheck = Recheck()
     verifier = Verifier(None, None, recheck)
-    values = rechained(life(), lambda log: [decision.update(policy="0") for decision in log[:2]])
+    values = changed(life(), lambda log: [decision.update(policy="0") for decision in log[:2]])
     assert [verifier.check(value, at) for at, value in enumerate(values)] == [None] * len(values)
     assert recheck.unknown == {"0": 2}
     assert recheck.decisions == len(values) - 2
@@ -223,72 +217,23 @@ def test_decisions_of_unknown_policies_are_named_and_still_checked() -> None:
 # The planted violations that must be caught, each at its offset, with everything switched on
 
 
-def planted(kind: str) -> tuple[list[bytes], dict[str, Head] | None, int | None, set[str]]:
-    """(log, stored heads, offset of the first damage, how it may be called)."""
-    driven = Driven(default_limit=1)
-    for number in range(3):
-        driven.trigger(f"t{number}")
-    driven.finish("t0")
-    driven.finish("t1")
-    heads = {"A": Head(driven.agent().row.seq, driven.agent().row.prev)}
-    values = list(driven.values)
-    match kind:
-        case "edited record":
-            values[1] = values[1].replace(b'"kafka"', b'"http"')
-            return values, heads, 1, {"chain"}
-        case "missing record":
-            return values[:1] + values[2:], heads, 1, {"seq"}
-        case "reordered records":
-            return [values[0], values[2], values[1], *values[3:]], heads, 1, {"seq"}
-        case "cut tail":
-            return values[:-1], heads, None, {"tail"}
-        case "cut tail of everything":
-            return [], heads, None, {"tail"}
-    decisions = [json.loads(value) for value in values]
-    match kind:
-        case "limit" | "double dispatch":
-            again = "t1" if kind == "limit" else "t0"
-            decisions[1]["events"].append(_dispatch(decisions[0], again, 2, 2))
-            return rechained_values(decisions), None, 1, {"I1"}
-        case "double end":
-            decisions[4]["events"].insert(0, decisions[3]["events"][0])
-            return rechained_values(decisions), None, 4, {"I5"}
-        case _:
-            decisions[3]["events"][-1].update(trigger_id="t2")
-            return rechained_values(decisions), None, 3, {"I6"}
-
-
-def rechained_values(decisions: list[Json]) -> list[bytes]:
-    prev, values = None, []
-    for decision in decisions:
-        decision["prev"] = prev
-        values.append(json.dumps(decision, separators=(",", ":"), ensure_ascii=False).encode())
-        prev = hashlib.sha256(values[-1]).hexdigest()
-    return values
-
-
-def _dispatch(of: Json, trigger_id: str, seq: int, slot: int) -> Json:
-    event: Json = dict(of["events"][-1])
-    prefix = event["execution_id"].partition("-")[0]
-    return event | {"trigger_id": trigger_id, "execution_id": f"{prefix}-{seq}-2", "slot_number": slot}
-
-
+@pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize(
-    "kind",
-    [
-        "limit", "double dispatch", "double end", "order", "edited record", "missing record", "reordered records",
-        "cut tail", "cut tail of everything",
-    ],
-)  # fmt: skip
-def test_each_planted_violation_is_caught_at_its_offset(kind: str) -> None:
-    """Folders and pools are planted in test_verify_sites.py."""
-    values, heads, offset, kinds = planted(kind)
-    verifier = Verifier(heads, Agreement(), Recheck())
-    found = next((one for at, value in enumerate(values) if (one := verifier.check(value, at)) is not None), None)
+    ("made", "kind"), [*((of_agent, kind) for kind in OF_AGENTS), *((of_site, kind) for kind in OF_SITES)]
+)
+def test_each_planted_violation_is_caught_at_its_offset(
+    made: Callable[[str], Planted], kind: str, recompute: bool
+) -> None:
+    planted = made(kind)
+    recheck = Recheck() if recompute else None
+    verifier = (Verifier if made is of_agent else SiteVerifier)(planted.heads, Agreement(), recheck)
+    found = next(
+        (one for at, value in enumerate(planted.values) if (one := verifier.check(value, at)) is not None), None
+    )
     found = found or verifier.finish()
     assert found is not None
-    assert (found.offset, found.decider) == (offset, "A")
-    assert found.kind in kinds, found
+    assert (found.offset, found.decider) == (planted.offset, planted.decider)
+    assert found.kind in planted.kinds, found
 
 
 # The file
