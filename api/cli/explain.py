@@ -35,8 +35,12 @@ def explain(
     With a second trigger: which of the two started first, and what decided that. Reads the log of decisions of the
     agents named and of the sites, from its beginning. Changes nothing.
     """
+    if other is None and other_agent is not None:
+        raise typer.BadParameter("--other-agent is of a second trigger: name that too")
     one = TriggerId(agent, trigger)
     second = None if other is None else TriggerId(other_agent or agent, other)
+    if second == one:
+        raise typer.BadParameter(f"{trigger} of {agent} is named twice: the second trigger must be another one")
     agents = sorted({agent} if second is None else {agent, second.agent_id})
     explainer = Explainer(agent, trigger)
     comparison = Comparison(one, second) if second is not None else None
@@ -47,11 +51,9 @@ def explain(
                 comparison.take(logged)
     found = explainer.explained()
     if found is None:
-        raise CommandFailed(
-            f"No decision names trigger {trigger!r} of agent {agent!r}.",
-            kept=KEPT,
-            advice="check both ids. A record that could not be read at all is in berth.dead-letters.",
-        )
+        raise _unknown(one)
+    if second is not None and comparison is not None and second not in comparison.received:
+        raise _unknown(second)
     precedence = comparison.precedence() if comparison is not None else None
     if as_json_object:
         typer.echo(json.dumps(as_json({"explained": found, "precedence": precedence})))
@@ -61,6 +63,14 @@ def explain(
         _print_precedence(precedence)
     elif second is not None:
         typer.echo(f"\nOf {trigger} and {second.trigger_id} neither has started, and at least one is not waiting.")
+
+
+def _unknown(trigger: TriggerId) -> CommandFailed:
+    return CommandFailed(
+        f"No decision names trigger {trigger.trigger_id!r} of agent {trigger.agent_id!r}.",
+        kept=KEPT,
+        advice="check both ids. A record that could not be read at all is in berth.dead-letters.",
+    )
 
 
 def _print(found: Explained) -> None:

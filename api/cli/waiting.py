@@ -7,7 +7,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from api.cli.log_reading import decisions, instant
+from api.cli.command_failed import CommandFailed
+from api.cli.log_reading import KEPT, decisions, instant
 from streams.audit.as_of import as_json
 from streams.audit.estimate import Estimate, History
 from streams.audit.waiting import Dimension, WaitingOf, WaitingTimes
@@ -49,6 +50,9 @@ def causes_command(
         found = {"all": times.total(), **{f"by_{name}": times.by(name) for name in _DIMENSIONS.values()}}
         typer.echo(json.dumps(as_json(found)))
         return
+    if not times.times:
+        typer.echo("Nothing waited in that time.")
+        return
     console = Console()
     _print(console, times.total())
     found_by = times.by(dimension)
@@ -72,13 +76,19 @@ def estimate_command(
     with decisions(load_settings()) as log:
         for logged in log:
             history.take(logged)
+    if agent is not None and agent not in history.past.agents:
+        raise CommandFailed(
+            f"Agent {agent!r} has no decision in the log.",
+            kept=KEPT,
+            advice="check its id: berth waiting estimate without one lists all that wait.",
+        )
     at = max(instant("now"), history.past.at)
     found = [one for one in history.estimates(at) if agent in (None, one.agent_id)]
     if as_json_object:
         typer.echo(json.dumps(as_json(found)))
         return
     if not found:
-        typer.echo("Nothing waits.")
+        typer.echo("Nothing waits." if agent is None else f"Nothing of {agent} waits.")
         return
     table = Table(box=None)
     for column in ("agent", "", "trigger", "starts at", "between", "and", "waits for"):

@@ -7,6 +7,7 @@ from streams.audit.causes import Cause, TriggerId, causes
 from streams.audit.logged import Logged
 from streams.audit.past import Past
 from streams.rules import events, site_events
+from streams.rules.messages import Trigger
 from streams.rules.order import OrderKey
 
 FULL: Final = "agent_parallelism_limit_reached"
@@ -58,6 +59,8 @@ class Comparison:
 
     def __init__(self, one: TriggerId, other: TriggerId) -> None:
         self._pair = (one, other)
+        self.received: set[TriggerId] = set()
+        """Those of the two that were ever asked for."""
         self._past = Past()
         self._ended: set[TriggerId] = set()
         self._found: Precedence | None = None
@@ -67,6 +70,10 @@ class Comparison:
     def take(self, logged: Logged) -> None:
         """The next decision. Raises DoesNotFit."""
         decision = logged.decision
+        if isinstance(decision, events.Decision) and isinstance(decision.command, Trigger):
+            asked_for = TriggerId(decision.agent_id, decision.command.id)
+            if asked_for in self._pair:
+                self.received.add(asked_for)
         if not isinstance(decision, events.Decision):
             for change in decision.events:
                 if isinstance(change, site_events.ClaimGranted):

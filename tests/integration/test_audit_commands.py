@@ -208,6 +208,10 @@ async def test_who_is_unknown_is_said_with_what_to_do(berth: Stack, tmp_path: Pa
         ("as-of", "nobody"),
         ("as-of", "writer", "--seq", "0"),
         ("explain", "writer", "nobody"),
+        ("explain", "writer", "two", "nobody"),
+        ("explain", "writer", "two", "two", "--other-agent", "nobody"),
+        ("waiting", "estimate", "nobody"),
+        ("waiting", "estimate", "nobody", "--json"),
         ("audit", "export", "nobody"),
     ):
         done = await asyncio.to_thread(_berth, berth, tmp_path, *words)

@@ -28,6 +28,8 @@ from streams.rules.order import SECOND
         (("what-if", "--limit", "A=2", "--since", "yesterday"), "RFC 3339"),
         (("waiting", "causes", "--by", "person"), "agent, organization or site"),
         (("waiting", "causes", "--since", "2026-03-01T10:00:00"), "with a zone"),
+        (("explain", "A", "t", "t"), "named twice"),
+        (("explain", "A", "t", "--other-agent", "B"), "a second trigger"),
         (("as-of", "--seq", "3"), "of one AGENT"),
         (("as-of", "A", "--seq", "3", "--at", "now"), "of one AGENT"),
     ],
