@@ -3,7 +3,7 @@
     python -m tests.bench.as_of [DECISIONS]
 
 A PostgreSQL of its own holds the agent's decisions, those of its site, and the snapshots of both; two hundred triggers
-wait. Milliseconds of the wall clock and of this process's processor, of a hundred reads each: right after a snapshot,
+wait. Milliseconds of the wall clock and of this process's processor, of thirty reads each: right after a snapshot,
 half-way to the next one, and just before it, when the most decisions are to be folded; by number and by time.
 """
 
@@ -27,7 +27,7 @@ from streams.rules.events import read_decision
 from tests.bench.audit_memory import decided
 from tests.integration.projectors import project, snapshot_all
 
-READS: Final = 100
+READS: Final = 30
 BATCH: Final = 500
 WAITING: Final = 200
 AGENT: Final = "agent-0"
