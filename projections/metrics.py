@@ -34,6 +34,30 @@ BATCH_SECONDS = Histogram(
     buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 15),
     registry=PROJECTOR_METRICS,
 )
+DRIFT_CHECKS = Counter(
+    "berth_projection_drift_checks",
+    "Agents and sites whose rows were compared with the fold of their decisions.",
+    ["decider"],
+    registry=PROJECTOR_METRICS,
+)
+DRIFTS = Counter(
+    "berth_projection_drifts", "Those whose rows say something else.", ["decider"], registry=PROJECTOR_METRICS
+)
+HEAD_CHECKS = Counter(
+    "berth_row_head_checks",
+    "Stored rows of agents and sites whose newest decision was compared with the log.",
+    ["decider"],
+    registry=PROJECTOR_METRICS,
+)
+HEAD_DRIFTS = Counter(
+    "berth_row_head_drifts",
+    "Those whose newest decision is another in the log.",
+    ["decider"],
+    registry=PROJECTOR_METRICS,
+)
+for _metric in (DRIFT_CHECKS, DRIFTS, HEAD_CHECKS, HEAD_DRIFTS):
+    for _decider in ("agents", "sites"):
+        _metric.labels(decider=_decider)  # there from the start, so that a first one shows as an increase
 READY = Gauge(
     "berth_projector_ready", "Whether the projector follows the log and nothing is wrong.", registry=PROJECTOR_METRICS
 )

@@ -28,7 +28,7 @@ from aiohttp import web
 from aiokafka.errors import KafkaError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
-from projections import metrics
+from projections import drift, metrics
 from projections.log import Log, LogDoesNotFit
 from projections.row_types import CannotApply
 from projections.schema import SchemaRefused
@@ -300,6 +300,7 @@ class Projector:
         """Each second: whether Kafka and PostgreSQL answer, and how far behind we are."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch_database())
+            group.create_task(drift.watch(self._bootstrap, self._database_url, self._partitions), name="drift")
             while True:
                 if self._log is not None:
                     reader = self._log
