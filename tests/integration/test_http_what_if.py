@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -185,24 +185,34 @@ def _any_body(chance: random.Random) -> Any:
 
 def replays(api_pid: int) -> list[psutil.Process]:
     """The processes of an API that replay something, and what watches over them."""
-    try:
-        children = psutil.Process(api_pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-    return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(api_pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    found.append(child)
+    return found
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Its command line; empty when it has ended meanwhile."""
+    with suppress(psutil.NoSuchProcess):
+        words: list[str] = process.cmdline()
+        return words
+    return []
 
 
 @asynccontextmanager
 async def frozen(
     berth: Stack, http: httpx.AsyncClient, pid: int
 ) -> AsyncIterator[tuple[asyncio.Task[Any], psutil.Process]]:
-    """A request whose replay stands still, so that it doesn't end by itself."""
+    """A request whose replay stands still, so that it doesn't end by itself; its shells have become what they start."""
     asking = asyncio.create_task(http.post(PATH, json=CHANGE, timeout=120))
     found: list[psutil.Process] = []
 
     async def there() -> bool:
         assert not asking.done(), asking.result().text
-        found[:] = [one for one in replays(pid) if "what-if" in " ".join(one.cmdline()) and one.ppid() == pid]
+        found[:] = [one for one in replays(pid) if command_of(one)[1:4] == ["-m", "api.cli", "what-if"]]
         return bool(found)
 
     try:
@@ -215,7 +225,10 @@ async def frozen(
 
 
 async def gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -284,7 +297,7 @@ async def test_it_takes_no_longer_than_it_may(lived: Stack) -> None:
     assert "since and until" in raised.value.detail
 
     async def nothing_replays() -> bool:
-        return not [one for one in replays(os.getpid()) if "what-if" in " ".join(one.cmdline())]
+        return not [one for one in replays(os.getpid()) if "what-if" in command_of(one)]
 
     await until(nothing_replays, timeout_seconds=20)
 
