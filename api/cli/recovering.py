@@ -118,6 +118,11 @@ def _found(
         counts = found.needless if value is None else found.different if key in stored else found.missing
         counts[_kind_of(key)] += 1
     found.lost, found.ahead, found.notes = rebuilt.lost(), ahead(stored, rebuilt), notes
+    if found.needless["partition"]:
+        found.notes.append(
+            "nothing was ever decided here, and inputs no longer reach to where they were read: they are handled from "
+            "their beginning"
+        )
     found.looked_at_anew = [f"{decider.kind} {decider.id}" for decider in rebuilt.looked_at_anew]
     return found
 

@@ -379,7 +379,7 @@ def changes(
     """What is to be written so that the stored rows say what the rebuilt ones say; None: the row is to go.
 
     ``ends``: (beginning, end) of each input topic: a stored position outside of it is not kept. The row with positions
-    stays also where nothing was decided yet.
+    is kept also where nothing was decided yet, if all of them may be right.
     """
     found: dict[bytes, bytes | None] = {
         key: value
@@ -387,7 +387,17 @@ def changes(
         if key not in stored or (stored[key] != value and not _says_as_much(key, stored[key], value, ends))
     }
     needless = (key for key in stored if key not in rebuilt)
-    return found | {key: None for key in needless if key != POSITION_KEY or _read(key, stored[key]) is None}
+    return found | {key: None for key in needless if key != POSITION_KEY or not _is_within(stored[key], ends)}
+
+
+def _is_within(value: bytes, ends: Mapping[str, tuple[int, int]]) -> bool:
+    """Whether a row of positions can be read, and names none that its topic doesn't have."""
+    _, row = _read(POSITION_KEY, value) or (None, None)
+    if row is None:
+        return False
+    return all(
+        ends[topic][0] <= position <= ends[topic][1] for topic, position in row.positions.items() if topic in ends
+    )
 
 
 def _says_as_much(key: bytes, stored: bytes, rebuilt: bytes, ends: Mapping[str, tuple[int, int]]) -> bool:

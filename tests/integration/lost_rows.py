@@ -21,6 +21,7 @@ from streams.kafka import topics as kafka_topics
 from streams.rules.agent.rows import TriggerRow
 from streams.rules.agent.state import Agent
 from tests.brokers import delete_topics
+from tests.integration.site_work import names
 from tests.integration.workers import PARTITIONS, Log, sending
 from tests.simulation.cluster import Cluster
 from tests.simulation.users import COMMANDS, Users
@@ -103,6 +104,12 @@ class Load:
 
     async def stop(self, agent_id: str, trigger_id: str) -> None:
         self.sender.stop(agent_id, trigger_id=trigger_id)
+        await self._flush()
+
+    async def unhandled(self, number: int) -> None:
+        """One more trigger on this partition."""
+        agent_id = next(names("late", number))
+        self.sender.trigger(agent_id)
         await self._flush()
 
     async def work(self) -> None:

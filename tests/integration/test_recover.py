@@ -17,7 +17,7 @@ from api.cli.embedded_kafka import EmbeddedKafka
 from api.cli.recovering import recover_partition
 from api.cli.verify import verify_log
 from projections.rebuild import compare
-from streams import CHANGELOG, DECISIONS, DISPATCHES, SITE_DECISIONS, TEXTS, TRIGGERS, codec
+from streams import CHANGELOG, DECISIONS, DISPATCHES, INPUT_TOPICS, SITE_DECISIONS, TEXTS, TRIGGERS, codec
 from streams.audit.recover import POSITION_KEY
 from streams.kafka import recovery
 from streams.kafka.commit import Writer
@@ -359,3 +359,27 @@ async def test_the_steps_of_the_document_do_what_it_says(topics: EmbeddedKafka, 
             codes.append((words[0], done.returncode))
         assert codes == [("topics", 0), ("recover", 1), ("recover", 0), ("verify", 0)]
         check_rows(deciding(before), deciding(await stored_rows(bootstrap)))
+
+
+async def test_inputs_that_were_deleted_before_they_were_handled_are_given_up_and_named(
+    topics: EmbeddedKafka, tmp_path: Path, seed: int
+) -> None:
+    """Workers refuse a position before what their topic still holds: a person gives up what is gone."""
+    bootstrap = topics.bootstrap
+    async with loading(bootstrap, seed + 6) as load:
+        await lived(bootstrap, load)
+        for number in range(PARTITIONS):
+            await load.unhandled(number)
+        await forget_records(bootstrap, *(topic.name for topic in INPUT_TOPICS))
+        async with workers(bootstrap, 1, WORKER) as (worker,):
+            assert await worker.ended() == 78, worker.account()
+            assert "berth recover" in str(await worker.logged("worker_stops"))
+        code, found = await recover(bootstrap, tmp_path, "--yes")
+        assert code == 0
+        wrong = [one for one in found["partitions"] if one["state"] == "written"]
+        assert wrong
+        for one in wrong:
+            assert {*one["different"], *one["needless"]} == {"partition"}
+            assert one["missing"] == {} and one["payload_lost"] == []
+            assert any("gone unhandled" in note or "from their beginning" in note for note in one["notes"])
+        await goes_on(bootstrap, load)

@@ -288,6 +288,8 @@ def test_where_nothing_was_decided_yet_only_what_can_not_be_read_goes() -> None:
     ends = dict.fromkeys(ends_of({}), (0, 9))
     assert changes({POSITION_KEY: row, b"[]": b"x"}, Rebuilt(0, 1).rows(), ends) == {b"[]": None}
     assert changes({POSITION_KEY: b"{"}, Rebuilt(0, 1).rows(), ends) == {POSITION_KEY: None}
+    for outside in ((8, 9), (0, 6)):
+        assert changes({POSITION_KEY: row}, {}, {**ends, TRIGGERS.name: outside}) == {POSITION_KEY: None}
 
 
 # Rules that are others now
