@@ -114,6 +114,8 @@ _INSTANTS: Final = frozenset(
 
 def _waited(one: Waited, now: int) -> str:
     text = f"  waited {one.seconds(now):.3f} s{' so far' if one.to_at is None else ''}: {one.reason}"
+    if one.name is not None:
+        text += f" ({one.scope} {one.name} at site {one.site})"
     for held in one.holders[:5]:
         text += f"\n    held by {name_of(held.holder)} from {format_instant(held.from_at)}"
         if held.to_at is not None and held.to_at != one.to_at:
