@@ -130,8 +130,8 @@ async def test_whatever_becomes_of_requests_while_kafka_dies_and_freezes_each_ke
         await asyncio.sleep(6)
         own_berth.kafka.resume()
         await asyncio.sleep(0.5)
-        own_berth.kafka.kill()
-        own_berth.kafka.restart()
+        await asyncio.to_thread(own_berth.kafka.kill)
+        await asyncio.to_thread(own_berth.kafka.restart)  # else the answers that come meanwhile are not read in time
 
     async with own_berth.supervised(), asyncio.timeout(120):
         await asyncio.gather(outages(), *(insist(key, chance.uniform(0, 8)) for key in keys))
@@ -287,8 +287,8 @@ async def test_an_api_starts_while_everything_is_away_and_works_when_it_is_there
     assert (await http.get("/api/agents")).json()["code"] == "database_unavailable"
     assert (await http.put("/api/agents/a", json={})).json()["code"] == "log_unavailable"
     async with own_berth.supervised():
-        own_berth.kafka.restart()
-        own_berth.postgres.start()
+        await asyncio.to_thread(own_berth.kafka.restart)
+        await asyncio.to_thread(own_berth.postgres.start)
         await until_status(http, "/readyz", 200, 40)
     assert (await limited(http, "a", 1)).status_code == 201
     assert (await http.post("/api/agents/a/triggers", json={})).status_code == 201
