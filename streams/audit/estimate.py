@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from streams.audit.causes import Reason, causes
+from streams.audit.folded_facts import FoldedFacts
 from streams.audit.logged import Logged
 from streams.audit.past import Past
 from streams.rules import events
@@ -128,9 +129,10 @@ class _Plays:
     def estimates(self) -> Iterator[Estimate]:
         found: list[tuple[Agent, int, TriggerRow, Reason | None, _Waiting | None]] = []
         for agent in sorted(self._past.agents.values(), key=lambda agent: agent.agent_id.encode()):
+            facts = self._past.facts(agent)
             for position, key in enumerate(agent.waiting, start=1):
                 row = agent.triggers[key.id.decode()]
-                reason, waiting = self._enter(agent, row)
+                reason, waiting = self._enter(agent, row, facts)
                 found.append((agent, position, row, reason, waiting))
         self._queue.sort(key=lambda one: (one.row.key, one.agent.agent_id.encode()))
         if self._everyone:
@@ -145,8 +147,8 @@ class _Plays:
             low, middle, high = (starts[int(share * (len(starts) - 1) + 0.5)] for share in (BAND[0], 0.5, BAND[1]))
             yield Estimate(agent.agent_id, row.trigger_id, position, reason, middle, low, high, own)
 
-    def _enter(self, agent: Agent, row: TriggerRow) -> tuple[Reason | None, _Waiting | None]:
-        found = [cause.reason for cause in causes(self._past.facts(agent), row, self._at)]
+    def _enter(self, agent: Agent, row: TriggerRow, facts: FoldedFacts) -> tuple[Reason | None, _Waiting | None]:
+        found = [cause.reason for cause in causes(facts, row, self._at)]
         reason = next((one for one in found if one not in _TIMED), found[0] if found else None)
         is_timed = reason is None or reason in _TIMED
         head = agent.head(row.conversation_id)

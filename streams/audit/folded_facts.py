@@ -32,17 +32,20 @@ _NOBODY: Final[Mapping[str, Agent]] = {}
 
 
 class FoldedFacts:
-    """Of one agent. ``agents``: others that are folded too, for what their triggers do that hold something.
+    """Of one agent, as it is now: ask others after the next decision.
 
-    ``knows_all``: a site that is not among ``sites`` has no decision; otherwise nothing is known of it.
+    ``agents``: others that are folded too, for what their triggers do that hold something. ``knows_all``: a site that
+    is not among ``sites`` has no decision; otherwise nothing is known of it.
     """
 
-    __slots__ = ("_agent", "_agents", "_knows_all", "_sites")
+    __slots__ = ("_agent", "_agents", "_knows_all", "_reservations", "_sites", "_slots")
 
     def __init__(
         self, agent: Agent, sites: Mapping[str, Site], agents: Mapping[str, Agent] = _NOBODY, knows_all: bool = True
     ) -> None:
         self._agent, self._sites, self._agents, self._knows_all = agent, sites, agents, knows_all
+        self._slots: Holders | None = None
+        self._reservations: list[Reservation] | None = None
 
     @property
     def agent_id(self) -> str:
@@ -78,15 +81,21 @@ class FoldedFacts:
             yield "agent_parked", None
 
     def slots(self) -> Holders:
+        if self._slots is None:
+            self._slots = self._running()
+        return self._slots
+
+    def _running(self) -> Holders:
         running = [self._agent.triggers[trigger_id] for trigger_id in self._agent.executions.values()]
         running.sort(key=lambda row: (row.dispatched_at or 0, row.trigger_id.encode()))
         holders = [self._of_trigger(row) for row in running]
         return Holders(holders[:HOLDERS_MAX], len(holders), max((one.since or 0 for one in holders), default=None))
 
     def reservations(self) -> list[Reservation]:
-        agent = self._agent
-        keys = [(key, "asking") for key in agent.asking] + [(key, "granted") for key in agent.held]
-        return [self._reservation(key, state) for key, state in nsmallest(HOLDERS_MAX, keys)]
+        if self._reservations is None:
+            keys = [(key, "asking") for key in self._agent.asking] + [(key, "granted") for key in self._agent.held]
+            self._reservations = [self._reservation(key, state) for key, state in nsmallest(HOLDERS_MAX, keys)]
+        return self._reservations
 
     def _reservation(self, key: OrderKey, state: str) -> Reservation:
         row = self._agent.triggers[key.id.decode()]
