@@ -27,6 +27,7 @@ CLOCKS = {
 }  # fmt: skip
 CHANCE = {"random", "secrets", "uuid"}
 BROAD_HANDLERS = {
+    "api/cli/service.py": "a bug ends the service, with it in the log and in the exit code",
     "streams/kafka/membership.py": "what fails on a partition that is being released is its new owner's affair",
 }
 """Files that may catch everything and go on, with the reason."""
