@@ -188,6 +188,16 @@ class Partition:
         self.positions[topic] = offset
         self._moved = True
 
+    def passed(self, positions: Mapping[str, int], write: bool) -> None:
+        """Inputs were read up to these offsets, and every record before them is handled: the rest were markers.
+
+        ``write``: also when nothing else is to be written.
+        """
+        for topic, offset in positions.items():
+            if offset > self.positions.get(topic, 0):
+                self.positions[topic] = offset
+                self._moved |= write
+
     # Handling
 
     def handle(self, record: Record, now: int) -> None:

@@ -87,7 +87,7 @@ async def recover_partition(
         stored = await source.stored_rows()
         rebuilt = await source.rebuilt(stored)
         rows = rebuilt.rows()
-        wanted = changes(stored, rows, source.inputs)
+        wanted = changes(stored, rows, source.inputs | rebuilt_ends(rebuilt, source.inputs))
         found = _found(rebuilt, rows, stored, wanted, source.notes)
         if write and not found.is_as_stored and (accept_cut_log or not found.ahead):
             defaults = Defaults(settings.default_limit, settings.worker_pool_capacity)
@@ -97,6 +97,11 @@ async def recover_partition(
         return found
     finally:
         await writer.close()
+
+
+def rebuilt_ends(rebuilt: Rebuilt, inputs: Bounds) -> dict[str, tuple[int, int]]:
+    """Of the topics that hold a record which is known not to have been handled: that is how far they can be read."""
+    return {topic: (inputs[topic][0], offset) for topic, offset in rebuilt.unhandled.items()}
 
 
 async def records_of_logs(bootstrap: str, numbers: list[int]) -> int:

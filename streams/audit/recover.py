@@ -23,7 +23,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from streams import CLAIMS, CONTROLS, DECISIONS, INPUT_TOPICS, SIGNALS, SITE_CONTROLS, STATUSES, TRIGGERS, codec
+from streams import CLAIMS, DECISIONS, INPUT_TOPICS, SIGNALS, STATUSES, codec
 from streams.audit.logged import Decider, Logged
 from streams.audit.past import fold_agent, fold_site
 from streams.audit.recompute import Recomputer
@@ -94,6 +94,8 @@ class Rebuilt:
         self.signs_of_life = 0
         self.positions: dict[str, int] = {}
         """Next offset by input topic; absent: nothing of it is known to have been handled."""
+        self.unhandled: dict[str, int] = {}
+        """By topic of messages: the first record after the last one that is known to have been handled."""
         self._partitions = partitions
         self._again = Recomputer()
         self._heads: dict[Decider, tuple[int, str]] = {}
@@ -203,6 +205,9 @@ class Rebuilt:
             and fate.command == self._last_messages[record.topic]
         ):
             self.handled(record.topic, record.offset)
+            self.unhandled.pop(record.topic, None)
+        elif record.topic in self.positions:
+            self.unhandled.setdefault(record.topic, record.offset)
 
     def handled(self, topic: str, offset: int) -> None:
         """A record was handled, and so was everything before it."""
@@ -378,7 +383,8 @@ def changes(
 ) -> dict[bytes, bytes | None]:
     """What is to be written so that the stored rows say what the rebuilt ones say; None: the row is to go.
 
-    ``ends``: (beginning, end) of each input topic: a stored position outside of it is not kept. The row with positions
+    ``ends``: (beginning, end) of each input topic, or the first record that is known not to have been handled: a stored
+    position outside of it is not kept. The row with positions
     is kept also where nothing was decided yet, if all of them may be right.
     """
     found: dict[bytes, bytes | None] = {
@@ -424,17 +430,13 @@ _LEFT_OVER_OF_SITE: Final = ("todo", "todo_cursor", "todo_grant", "todo_since")
 
 
 def _may_be_at(topic: str, row: codec.PartitionRow, again: codec.PartitionRow, beginning: int, end: int) -> bool:
-    """Whether a stored position may be right: what was handled since the rebuilt one has left no decision."""
+    """Whether a stored position may be right: signs of life, copied records and markers leave no decision."""
     position, known = row.positions.get(topic), again.positions.get(topic)
     if position is None or known is None:
         return position == known or (position is not None and beginning <= position <= end)
     if not beginning <= position <= end:
         return False
-    return position == known or (topic in _LEAVING_NO_DECISION and position > known)
-
-
-_LEAVING_NO_DECISION: Final = frozenset(topic.name for topic in (TRIGGERS, STATUSES, CONTROLS, SITE_CONTROLS))
-"""Signs of life, and records that were copied to their right partition."""
+    return position >= known
 
 
 def _read(key: bytes, value: bytes) -> tuple[codec.Key, Any] | None:

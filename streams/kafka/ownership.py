@@ -63,6 +63,8 @@ RESTORE_RETRY_SECONDS: Final = 30.0
 DEAD_LETTERS_LOGGED_MAX: Final = 5
 """Of one transaction, one by one."""
 PAUSE_FIRST_SECONDS: Final = 0.005
+QUIET_SECONDS: Final = 5.0
+"""So long after the last transaction, positions behind markers are written of their own."""
 GATHERED_RECORDS_MIN: Final = 16
 """Fewer waiting records than this are no sign of falling behind."""
 
@@ -280,6 +282,7 @@ class Ownership:
             self._suspect = None
 
     async def _commit(self, partition: Partition, handled: Sequence[Record]) -> None:
+        self._pass_markers(partition)
         changes, tally = partition.take_changes(), partition.take_tally()
         if changes is None:
             return
@@ -298,6 +301,17 @@ class Ownership:
         if self._metrics.committed(changes.outputs, len(handled), tally, edge.monotonic_seconds() - began):
             self._log_dead_letters(changes)
         self.last_progress_at_us = edge.now_us()
+
+    def _pass_markers(self, partition: Partition) -> None:
+        """Behind what is handled lie markers of transactions: they count as read, with what is written anyway.
+
+        Or alone, after a while in which nothing was: when a topic's retention has deleted everything, it begins behind
+        the last marker, and a position before that would look like records that were deleted unhandled.
+        """
+        assert self.intake is not None
+        is_quiet = edge.now_us() - self.last_progress_at_us > QUIET_SECONDS * 1_000_000
+        read = {topic.name: self.intake.position(topic.name) for topic in INPUT_TOPICS}
+        partition.passed(read, write=is_quiet)
 
     def _log_dead_letters(self, changes: Changes) -> None:
         dead = [output for output in changes.outputs if output.topic == DEAD_LETTERS.name]

@@ -13,6 +13,7 @@ Every output names the input record that caused it, so a test can account for ev
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from streams import DECISIONS, codec
@@ -65,6 +66,12 @@ class CountingPartition:
         assert topic not in self.positions
         self.positions[topic] = offset
         self.position_changed = True
+
+    def passed(self, positions: Mapping[str, int], write: bool) -> None:
+        for topic, offset in positions.items():
+            if offset > self.positions[topic]:
+                self.positions[topic] = offset
+                self.position_changed |= write
 
     def handle(self, record: Record, now_us: int) -> None:
         if record.offset < self.positions[record.topic]:

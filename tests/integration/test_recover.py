@@ -28,6 +28,7 @@ from tests.integration.lost_rows import (
     Load,
     check_rows,
     deciding,
+    ends_of,
     forget_records,
     is_staged,
     loading,
@@ -37,7 +38,7 @@ from tests.integration.lost_rows import (
     write_rows,
 )
 from tests.integration.projectors import projector
-from tests.integration.site_work import WORKER
+from tests.integration.site_work import WORKER, names, playing
 from tests.integration.test_up import berth
 from tests.integration.workers import PARTITIONS, ROOT, Log, workers
 
@@ -383,3 +384,27 @@ async def test_inputs_that_were_deleted_before_they_were_handled_are_given_up_an
             assert one["missing"] == {} and one["payload_lost"] == []
             assert any("gone unhandled" in note or "from their beginning" in note for note in one["notes"])
         await goes_on(bootstrap, load)
+
+
+async def test_topics_that_their_retention_has_emptied_need_no_recovery(topics: EmbeddedKafka, tmp_path: Path) -> None:
+    """They begin behind the marker of their last transaction, which is no record that was deleted unhandled."""
+    bootstrap = topics.bootstrap
+    names_of = [topic.name for topic in INPUT_TOPICS]
+    async with playing(bootstrap) as play, workers(bootstrap, 1, WORKER) as (worker,):
+        await worker.ready()
+        play.is_working = True
+        for number in range(5):
+            await play.trigger(next(names("agent", number)), f"t{number}", worker=True)
+        await play.all_ended()
+
+        async def all_read() -> bool:
+            ends = await ends_of(bootstrap, *names_of)
+            rows = [codec.read_partition(rows[POSITION_KEY]) for rows in await stored_rows(bootstrap)]
+            return all(rows[number].positions[topic] == end for (topic, number), end in ends.items())
+
+        await until(all_read, timeout_seconds=60)
+        assert await worker.stop() == 0, worker.account()
+    await forget_records(bootstrap, *names_of)
+    assert (await recover(bootstrap, tmp_path))[0] == 0
+    async with workers(bootstrap, 1, WORKER) as (worker,):
+        await worker.ready()

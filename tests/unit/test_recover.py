@@ -78,7 +78,8 @@ def test_a_partition_goes_on_from_rebuilt_rows_as_it_would_have(seed: int) -> No
             lost.rows = rebuilt.rows()
             lost.partition = lost.restored()
     assert lost.values == kept.values
-    assert lost.rows == kept.rows
+    assert differing(lost.rows, kept.rows) <= {("partition",)}, "whose positions are written in no order"
+    assert codec.read_partition(lost.rows[POSITION_KEY]) == codec.read_partition(kept.rows[POSITION_KEY])
 
 
 # What the log doesn't have
@@ -276,10 +277,12 @@ def test_a_stored_position_stays_where_it_may_be_right(topic: str, moved: int, i
         driven.fail(f"t{number}")
         driven.status(f"t{number}", "running")
     records = {name: [*some, *some[:2]] for name, some in records_of(driven).items()}
-    rows = rebuilt_from(0, 1, records_of(driven)).rows()
+    later = records[CLAIMS.name][0]._replace(offset=len(records[CLAIMS.name]) - 2, value=b"{}")
+    rebuilt = rebuilt_from(0, 1, {**records_of(driven), CLAIMS.name: [*records_of(driven)[CLAIMS.name], later]})
     stored = codec.read_partition(driven.rows[POSITION_KEY])
     row = stored._replace(positions={**stored.positions, topic: stored.positions[topic] + moved})
-    changed = changes({**driven.rows, POSITION_KEY: codec.write_partition(row)}, rows, ends_of(records))
+    moved_row = {**driven.rows, POSITION_KEY: codec.write_partition(row)}
+    changed = changes(moved_row, rebuilt.rows(), ends_of(records, rebuilt))
     assert (POSITION_KEY not in changed) == is_kept
 
 
