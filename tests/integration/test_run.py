@@ -18,8 +18,8 @@ import pytest
 from api.cli.embedded_kafka import EmbeddedKafka
 from tests.integration.workers import ROOT
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
-WAIT_SECONDS = 60.0
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(480)]
+WAIT_SECONDS = 120.0
 
 
 class Run:
