@@ -5,6 +5,7 @@ Two folders of one environment overlap when one is the other or lies above it, s
 """
 
 import unicodedata
+from functools import lru_cache
 
 from streams.rules import limits
 
@@ -17,6 +18,7 @@ class FolderInvalid(ValueError):  # noqa: N818 - it reads as what it is
     """The path names no folder that could be compared; the text says why."""
 
 
+@lru_cache(maxsize=1024)
 def segments(path: str) -> Segments:
     """The compared form of an absolute path: NFC, without empty segments. ``/`` is ().
 
