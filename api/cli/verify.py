@@ -319,20 +319,21 @@ def _first_violation(verifier: Verifier | SiteVerifier, records: list[ConsumerRe
 
 async def _heads(bootstrap: str, number: int) -> tuple[dict[str, Head], dict[str, Head]]:
     """The ends of the agents' and sites' chains, as their rows have them; read before the logs, not to be ahead."""
+    newest: dict[bytes, bytes | None] = {}  # rows that were written over don't count, whatever was wrong with them
+    async for records in history(bootstrap, CHANGELOG.name, number):
+        newest |= {record.key: record.value for record in records if (record.key or b"").startswith(_HEADERS)}
     agents: dict[str, Head] = {}
     sites: dict[str, Head] = {}
-    async for records in history(bootstrap, CHANGELOG.name, number):
-        for record in records:
-            if record.key is None or record.value is None:
-                continue
-            kind, *rest = codec.read_key(record.key)
-            if kind == "agent":
-                row = codec.read_agent(record.value)
-                agents[rest[0]] = Head(row.seq, row.prev)
-            elif kind == "site":
-                site = read_site(record.value)
-                sites[rest[0]] = Head(site.seq, site.prev)
+    for key, value in newest.items():
+        if value is None:
+            continue
+        kind, id = codec.read_key(key)
+        row = codec.read_agent(value) if kind == "agent" else read_site(value)
+        (agents if kind == "agent" else sites)[id] = Head(row.seq, row.prev)
     return agents, sites
+
+
+_HEADERS: Final = (b'["agent",', b'["site",')
 
 
 async def _ends(bootstrap: str, partitions: int) -> dict[tuple[str, int], int]:
