@@ -99,14 +99,13 @@ class Agreement:
     def take_agent(self, decision: events.Decision, offset: int) -> None:
         """What an agent's decision has sent and received."""
         agent_id, command, cause = decision.agent_id, decision.command, decision.cause
-        if isinstance(command, Granted | Degraded) and decision.ignored is None:
+        if isinstance(command, _WORDS_OF_SITES) and decision.ignored is None:
             assert isinstance(cause, verdicts.SenderCause)
             where = Received(DECISIONS.name, self.partition, offset, agent_id, decision.seq)
             self._receive(Said(command.type, cause.decider, agent_id, command.n), where)
-        elif isinstance(command, Watch | Unwatch | Resolved) and decision.ignored is None:
+        elif isinstance(command, _WORDS_OF_AGENTS) and decision.ignored is None:
             self._take_word(decision, command, Received(DECISIONS.name, self.partition, offset, agent_id, decision.seq))
         for index, event in enumerate(decision.events):
-            self._send_words(decision, index, event)
             if isinstance(event, events.Claimed):
                 self._sites[agent_id, event.n] = event.site
                 self._send(Said("claim", event.site, agent_id, event.n))
@@ -114,6 +113,8 @@ class Agreement:
                 site = self._sites.pop((agent_id, event.n))
                 if not isinstance(command, Denied):  # then the site has ended it
                     self._send(Said(_release(event.started), site, agent_id, event.n))
+            else:
+                self._send_words(decision, index, event)
 
     def _take_word(self, decision: events.Decision, command: Watch | Unwatch | Resolved, where: Received) -> None:
         cause, agent_id = decision.cause, decision.agent_id
@@ -144,7 +145,7 @@ class Agreement:
     def take_site(self, decision: site_events.SiteDecision, offset: int) -> None:
         """What a site's decision has sent and received."""
         command = decision.command
-        if decision.ignored is None and isinstance(command, Claim | Release):
+        if decision.ignored is None and isinstance(command, _FROM_AGENTS):
             about = decision.site, command.agent_id, command.n
             said = Said("claim" if isinstance(command, Claim) else _release(command.started), *about)
             where = Received(SITE_DECISIONS.name, self.partition, offset, decision.site, decision.seq)
@@ -177,6 +178,9 @@ class Agreement:
             self._received[said] = where
 
 
+_WORDS_OF_SITES: Final = (Granted, Degraded)
+_WORDS_OF_AGENTS: Final = (Watch, Unwatch, Resolved)
+_FROM_AGENTS: Final = (Claim, Release)
 _RELEASES: Final = ("release", "release after an attempt")
 
 

@@ -31,12 +31,15 @@ def overtaken(agent: Agent, row: TriggerRow, forced: bool, at: int) -> Iterator[
     older = agent.waiting.irange(maximum=row.key, inclusive=(True, False))
     for key in islice(older, OVERTAKEN_MAX):
         other = agent.triggers[key.id.decode()]
-        yield other.trigger_id, _allowed(facts, other, forced, at)
+        yield other.trigger_id, _allowed(agent, facts, other, forced, at)
 
 
-def _allowed(facts: FoldedFacts, other: TriggerRow, forced: bool, at: int) -> Allowed | None:
+def _allowed(agent: Agent, facts: FoldedFacts, other: TriggerRow, forced: bool, at: int) -> Allowed | None:
     if other.claim_state == "standing":
         return "waits_at_site"
+    head = agent.head(other.conversation_id)
+    if head is not None and head is not other and not agent.held_back:
+        return "conversation_busy"  # as causes.py has it, without saying who that is: most wait for this
     for cause in chain(of_agent(facts, other, at), of_answer(facts, other)):
         if cause.reason != "agent_parallelism_limit_reached":
             return cause.reason

@@ -9,11 +9,31 @@ from streams.audit.folded_facts import FoldedFacts
 from streams.audit.logged import Logged
 from streams.rules import events, site_events
 from streams.rules.agent import evolve as agent_evolve
+from streams.rules.agent.rows import TriggerRow
 from streams.rules.agent.state import Agent
 from streams.rules.messages import Continue
 from streams.rules.site import evolve as site_evolve
+from streams.rules.site.rows import ClaimRow
 from streams.rules.site.state import Site
 from streams.rules.site_messages import ContinueSite
+
+
+class FoldedAgent(Agent):
+    """Only folded: nobody writes its rows or keeps its timers, so it isn't noted which of them changed."""
+
+    __slots__ = ()
+
+    def touch(self, row: TriggerRow, at: int) -> None:
+        """Nothing."""
+
+
+class FoldedSite(Site):
+    """The same of a site."""
+
+    __slots__ = ()
+
+    def touch(self, claim: ClaimRow) -> None:
+        """Nothing."""
 
 
 class DoesNotFit(ValueError):  # noqa: N818 - it reads as what it is

@@ -30,6 +30,7 @@ from pydantic import ValidationError
 
 from streams.audit.agreement import Agreement
 from streams.audit.overtakings import overtaken
+from streams.audit.past import FoldedAgent
 from streams.audit.recompute import Recheck
 from streams.rules import events, limits
 from streams.rules.agent.evolve import Origin, evolve, settle
@@ -126,6 +127,10 @@ ENDS: Final = (
 )
 
 
+_MAY_END: Final = (*events.ENDS_ALWAYS, events.AttemptFailed, events.LeaseExpired, events.PayloadLost)
+_SETTINGS: Final = (events.AgentCreated, events.Configured)
+
+
 class Verifier:
     """Feed one partition's decisions in order to ``check``; then ask ``finish``."""
 
@@ -163,7 +168,7 @@ class Verifier:
             return unreadable(error, offset)
         ledger = self._ledgers.get(decision.agent_id)
         if ledger is None:
-            ledger = self._ledgers[decision.agent_id] = _Ledger(Agent(decision.agent_id))
+            ledger = self._ledgers[decision.agent_id] = _Ledger(FoldedAgent(decision.agent_id))
         if decision.seq == ledger.agent.row.seq + 1 and decision.prev != ledger.sha256:
             return changed(decision.agent_id, decision.seq, decision.prev, offset, ledger.offset)
         wrong = following(ledger.agent.row.seq, decision.seq) or self._fold(ledger, decision)
@@ -196,7 +201,7 @@ class Verifier:
                 ended = ledger.running.pop(event.execution_id, None)
                 ledger.forced.discard(event.execution_id)
                 wrong = None if ended else ("I5", f"attempt {event.execution_id} ended, but it was not running")
-            elif isinstance(event, events.AgentCreated | events.Configured):
+            elif isinstance(event, _SETTINGS):
                 wrong = None
                 if event.parallelism_limit is not None:
                     ledger.limit = None if event.parallelism_limit == "unlimited" else event.parallelism_limit
@@ -209,8 +214,8 @@ class Verifier:
                 wrong = None
             if wrong is not None:
                 return wrong
-            if events.is_end(event) and (row := ledger.agent.triggers.get(event.trigger_id)):  # type: ignore[union-attr]
-                self._words += len(row.unfinished_dependencies)
+            if isinstance(event, _MAY_END) and (row := ledger.agent.triggers.get(event.trigger_id)) is not None:
+                self._words += len(row.unfinished_dependencies) if row.depends_on and events.is_end(event) else 0
             try:
                 evolve(ledger.agent, event, origin)
             except (AssertionError, KeyError, ValueError) as error:
@@ -303,14 +308,15 @@ def _gates(ledger: _Ledger, row: TriggerRow, at: int) -> tuple[str, str] | None:
 def _stalls(agent: Agent, decision: events.Decision, words: int) -> tuple[str, str] | None:
     """Whether somebody waits beside room after a decision that left nothing over (I7)."""
     row, happened = agent.row, decision.events
-    if not happened or len(happened) + words >= limits.STEP_CHANGES_MAX or agent.held_back:
-        return None  # nobody looked at the queue, or left-over work comes next
-    is_left_over = any(isinstance(event, events.StopNoted | events.Unparked) for event in happened)
-    if is_left_over or isinstance(decision.command, Park | LosePayload):
-        return None
+    if not happened or agent.held_back:
+        return None  # nobody looked at the queue
     idle = agent.oldest_idle(decision.at) if agent.budget_left else None
     held = agent.held[0] if agent.held and row.run_budget != 0 else None
-    oldest = min((key for key in (idle, held) if key is not None), default=None)
-    if oldest is not None and agent.room_for(oldest):
-        return "I7", f"trigger {oldest.id.decode()} waits although there is room for it"
-    return None
+    oldest = idle if held is None or (idle is not None and idle < held) else held
+    if oldest is None or not agent.room_for(oldest):
+        return None
+    if len(happened) + words >= limits.STEP_CHANGES_MAX or isinstance(decision.command, Park | LosePayload):
+        return None  # left-over work comes next
+    if any(isinstance(event, events.StopNoted | events.Unparked) for event in happened):
+        return None
+    return "I7", f"trigger {oldest.id.decode()} waits although there is room for it"

@@ -28,7 +28,7 @@ from sortedcontainers import SortedList
 
 from streams.audit.agreement import Agreement
 from streams.audit.overtakings import OVERTAKEN_MAX
-from streams.audit.past import walk_through
+from streams.audit.past import FoldedSite, walk_through
 from streams.audit.recompute import Recheck
 from streams.audit.verify import Head, Heads, Violation, changed, following, unreadable
 from streams.rules import limits, site_events
@@ -46,9 +46,12 @@ Wrong = tuple[str, str]
 Folder = tuple[str, ...]
 """An environment, and the segments of a folder of it."""
 
+_Need = tuple[Folder | None, bool, tuple[tuple[str, str], ...]]
+"""Folder, worker and gates: of claims with the same, the same stands in the way, but for blockers."""
+
 
 class _OpenClaim:
-    __slots__ = ("folder", "gates", "granted_seq", "id", "key", "n", "passed", "path", "worker")
+    __slots__ = ("folder", "gates", "granted_seq", "id", "key", "n", "need", "passed", "path", "worker")
 
     def __init__(self, claim: Claim | ClaimRow, path: str | None) -> None:
         """``claim``: as it was sent, or as an earlier reading has left it. ``path``: in its compared form."""
@@ -65,8 +68,13 @@ class _OpenClaim:
             self.path = [self.folder[:depth] for depth in range(1, len(self.folder) + 1)]
         carried = (("organization", claim.organization_id), ("department", claim.department_id))
         self.gates = [(scope, name) for scope, name in carried if name is not None]
+        self.need: _Need = (self.folder, self.worker, tuple(self.gates))
         self.granted_seq = claim.granted_seq if isinstance(claim, ClaimRow) else None
         self.passed = claim.passed if isinstance(claim, ClaimRow) else 0
+
+    def lose_folder(self) -> None:
+        self.folder, self.path, self.passed = None, [], 0
+        self.need = (None, *self.need[1:])
 
     def overlaps(self, other: "_OpenClaim") -> bool:
         if self.folder is None or other.folder is None:
@@ -214,7 +222,7 @@ class SiteVerifier:
             return unreadable(error, offset)
         ledger = self._ledgers.get(decision.site)
         if ledger is None:
-            ledger = self._ledgers[decision.site] = _SiteLedger(Site(decision.site))
+            ledger = self._ledgers[decision.site] = _SiteLedger(FoldedSite(decision.site))
         sha256 = hashlib.sha256(value).hexdigest()
         if decision.seq == ledger.seq + 1 and decision.prev != ledger.sha256:
             return changed(decision.site, decision.seq, decision.prev, offset, ledger.offset)
@@ -263,6 +271,16 @@ def _fold(ledger: _SiteLedger, decision: site_events.SiteDecision) -> Wrong | No
 
 def _count(ledger: _SiteLedger, decision: site_events.SiteDecision, event: site_events.SiteEvent) -> Wrong | None:
     match event:
+        case site_events.ClaimOpened():
+            id = (event.agent_id, event.trigger_id)
+            if id in ledger.claims or not isinstance(decision.command, Claim):
+                return "I4", f"claim {event.n} of {id} was opened twice"
+            opened = ledger.claims[id] = _OpenClaim(decision.command, event.path)
+            ledger.waiting.add((opened.key, opened))
+        case site_events.ClaimGranted():
+            return _granted(ledger, decision, event)
+        case site_events.ClaimClosed() | site_events.ClaimDenied():
+            return _ended(ledger, decision, event)
         case site_events.SiteConfigured():
             ledger.exists, ledger.capacity = True, event.capacity
         case site_events.SitePaused() | site_events.SiteResumed():
@@ -272,22 +290,12 @@ def _count(ledger: _SiteLedger, decision: site_events.SiteDecision, event: site_
             if gate.budget != event.run_budget:
                 gate.budget, gate.budget_seq = event.run_budget, decision.seq
             gate.enabled = event.enabled
-        case site_events.ClaimOpened():
-            id = (event.agent_id, event.trigger_id)
-            if id in ledger.claims or not isinstance(decision.command, Claim):
-                return "I4", f"claim {event.n} of {id} was opened twice"
-            opened = ledger.claims[id] = _OpenClaim(decision.command, event.path)
-            ledger.waiting.add((opened.key, opened))
-        case site_events.ClaimGranted():
-            return _granted(ledger, decision, event)
         case site_events.ClaimDegraded():
             claim = ledger.claims.get((event.agent_id, event.trigger_id))
             if claim is None or claim.granted_seq is not None:
                 return "I4", f"claim {event.n} of {event.trigger_id} can't lose its folder now"
-            claim.folder, claim.path, claim.passed = None, [], 0
+            claim.lose_folder()
             ledger.blockers.pop((event.agent_id, event.trigger_id), None)
-        case site_events.ClaimClosed() | site_events.ClaimDenied():
-            return _ended(ledger, decision, event)
         case _:
             pass  # recalls and walks change no claim
     return None
@@ -330,12 +338,20 @@ def _granted(ledger: _SiteLedger, decision: site_events.SiteDecision, event: sit
 
 
 def _overtakes(ledger: _SiteLedger, claim: _OpenClaim) -> Wrong | None:
-    """Count the older claims that wait when this one is granted, each under what stands in its way."""
+    """Count the older claims that wait when this one is granted, each under what stands in its way.
+
+    That is asked once for all that need the same. Only a blocker makes a difference between them: it is in the way of
+    those that are younger than it, so what a worker was missing for before may wait for its folder later on.
+    """
     own = claim.key, claim
+    known: dict[_Need, WaitReason] = {}
     for _, older in islice(ledger.waiting.irange(maximum=own, inclusive=(True, False)), OVERTAKEN_MAX):
-        allowed = ledger.stands_in_the_way_of(older)
-        if allowed is None:
-            return "I6", f"claim {claim.n} of {claim.id} was granted before {older.id}, which is older and could be"
+        allowed = known.get(older.need)
+        if allowed is None or (allowed == "site_workers_busy" and ledger.blockers):
+            allowed = ledger.stands_in_the_way_of(older)
+            if allowed is None:
+                return "I6", f"claim {claim.n} of {claim.id} was granted before {older.id}, which is older and could be"
+            known[older.need] = allowed
         ledger.overtakings[allowed] += 1
     return None
 
@@ -390,8 +406,9 @@ def _order(site: Site, claim: ClaimRow, event: site_events.ClaimGranted) -> Wron
 
 def _stalls(site: Site, decision: site_events.SiteDecision) -> Wrong | None:
     """Whether somebody waits who could be granted, after a decision that left nothing over (I7)."""
-    leaves_over = len(decision.events) >= limits.STEP_CHANGES_MAX or isinstance(decision.command, ContinueSite)
-    if leaves_over or any(isinstance(event, site_events.WalkNoted) for event in decision.events):
-        return None
     waiting = site.next_grantable()
-    return None if waiting is None else ("I7", f"claim {waiting.n} of {waiting.id} waits, but could be granted")
+    if waiting is None or len(decision.events) >= limits.STEP_CHANGES_MAX or isinstance(decision.command, ContinueSite):
+        return None
+    if any(isinstance(event, site_events.WalkNoted) for event in decision.events):
+        return None
+    return "I7", f"claim {waiting.n} of {waiting.id} waits, but could be granted"

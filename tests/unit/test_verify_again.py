@@ -2,21 +2,36 @@
 
 import json
 import random
-from collections.abc import Callable
-from itertools import chain
+from collections import Counter
+from collections.abc import Callable, Iterator
+from heapq import nsmallest
+from itertools import chain, islice
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
 
 from streams.audit.agreement import Agreement, StoredAgreement
+from streams.audit.causes import of_agent as causes_at_agent
+from streams.audit.causes import of_answer
 from streams.audit.checkpoint import Checkpoint, Counts, NoCheckpoint, read, write
+from streams.audit.folded_facts import FoldedFacts
 from streams.audit.logged import Logged
+from streams.audit.overtakings import OVERTAKEN_MAX
+from streams.audit.past import Past, walk_through
 from streams.audit.recompute import Recheck, Recomputer
 from streams.audit.stored import StoredAgent, StoredSite
 from streams.audit.verify import Verifier, Violation
 from streams.audit.verify_sites import SiteVerifier
-from streams.rules import limits, site_events
+from streams.rules import events, limits, site_events
+from streams.rules.agent.evolve import Origin
+from streams.rules.agent.evolve import evolve as evolve_agent
+from streams.rules.agent.rows import TriggerRow
+from streams.rules.agent.state import Agent
+from streams.rules.site.evolve import SiteOrigin
+from streams.rules.site.evolve import evolve as evolve_site
+from streams.rules.site.rows import ClaimId, ClaimRow
+from streams.rules.site.state import Site, key_of
 from streams.rules.site_messages import Claim
 from tests.audits import log_of, sources
 from tests.driving import Driven, Json, at_seconds
@@ -147,6 +162,78 @@ def test_every_older_claim_that_waits_at_a_grant_is_counted_once(seed: int) -> N
     reading = Reading()
     assert reading.read(log) is None
     assert reading.sites.overtakings.total() == overtaken > 0
+
+
+def counted_plainly(log: list[Logged]) -> tuple[Counter[str], Counter[str]]:
+    """Of agents and of sites: every overtaking by itself, as the rules and the words for causes say it."""
+    past, of_agents, of_sites = Past(), Counter[str](), Counter[str]()
+    for logged in log:
+        decision = logged.decision
+        if isinstance(decision, events.Decision):
+            agent, origin = past.agent(decision.agent_id), Origin(decision.seq, decision.at, decision.command)
+            for event in decision.events:
+                if isinstance(event, events.Dispatched):
+                    of_agents.update(overtaken_plainly(agent, agent.triggers[event.trigger_id], decision.at))
+                evolve_agent(agent, event, origin)
+        else:
+            site, site_origin = past.site(decision.site), SiteOrigin(decision.at, decision.command)
+            for site_event in decision.events:
+                if isinstance(site_event, site_events.ClaimGranted):
+                    claim = site.claims[ClaimId(site_event.agent_id, site_event.trigger_id)]
+                    of_sites.update(overtaken_plainly_at(site, claim))
+                evolve_site(site, site_event, site_origin)
+                if isinstance(site_event, site_events.WalkNoted):
+                    walk_through(site, site_event.walk)
+        past.fold(logged._replace(decision=decision.model_copy(update={"events": ()})))
+    return of_agents, of_sites
+
+
+def overtaken_plainly_at(site: Site, claim: ClaimRow) -> list[str]:
+    older = (one for one in site.claims.values() if not one.granted and key_of(one) < key_of(claim))
+    return [site.why_waiting(one) for one in nsmallest(OVERTAKEN_MAX, older, key=key_of)]
+
+
+def overtaken_plainly(agent: Agent, row: TriggerRow, at: int) -> Iterator[str]:
+    facts = FoldedFacts(agent, {}, knows_all=False)
+    for key in islice((key for key in agent.waiting if key < row.key), OVERTAKEN_MAX):
+        other = agent.triggers[key.id.decode()]
+        found = [] if other.claim_state == "standing" else [cause.reason for cause in causes_at_agent(facts, other, at)]
+        found += [cause.reason for cause in of_answer(facts, other)]
+        own = (reason for reason in found if reason != "agent_parallelism_limit_reached")
+        yield "waits_at_site" if other.claim_state == "standing" else next(own, "forced")
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_overtakings_are_those_that_a_plain_count_finds(number: int, seed: int) -> None:
+    log = list(log_of(Office(seed * 10 + number, verified=False).work(150, 500).driven))
+    reading = Reading()
+    assert reading.read(log) is None
+    assert (reading.agents.overtakings, reading.sites.overtakings) == counted_plainly(log)
+    assert reading.agents.overtakings and reading.sites.overtakings
+
+
+def test_who_waits_behind_a_blocker_is_told_from_the_older_ones_with_the_same_need() -> None:
+    driven = Driven(default_limit=9, pool=1)
+    driven.trigger("has the worker", "H", worker=True)
+    driven.trigger("has a folder", "H", environment_id="e", folder="/a/b")
+    for number in range(2):  # older than the blocker
+        driven.advance(1)
+        driven.trigger(f"old {number}", f"O{number}", worker=True, environment_id="e", folder="/a/c")
+    driven.advance(1)
+    driven.trigger("passed too often", "P", environment_id="e", folder="/a")
+    driven.advance(1)
+    for number in range(2):
+        driven.trigger(f"young {number}", f"Y{number}", worker=True, environment_id="e", folder="/a/c")
+    for number in range(limits.CLAIM_PASSES_MAX):
+        driven.advance(1)
+        driven.trigger(f"passes {number}", f"Q{number}", environment_id="e", folder=f"/a/d{number}")
+    driven.advance(1)
+    driven.trigger("elsewhere", "E", environment_id="other")
+    log = list(log_of(driven))
+    reading = Reading()
+    assert reading.read(log) is None
+    assert (Counter(), reading.sites.overtakings) == counted_plainly(log)
+    assert set(reading.sites.overtakings) == {"site_workers_busy", "agent_environment_folder_busy"}
 
 
 # Damage that fits the state and the chain: only deciding again finds it
