@@ -35,17 +35,20 @@ class Recomputer:
         self.agents: dict[str, Agent] = {}
         self.sites: dict[str, Site] = {}
 
-    def again(self, logged: events.Decision | site_events.SiteDecision, value: bytes) -> bytes | None:
+    def again(
+        self, logged: events.Decision | site_events.SiteDecision, value: bytes, folded: Agent | None = None
+    ) -> bytes | None:
         """What the decision would be today; None: its policy is unknown, it was only folded.
 
-        ``value``: its bytes in the log, which the next one's ``prev`` is the digest of. AssertionError, KeyError or
-        ValueError: the rules fail on it, since the log before it is damaged.
+        ``value``: its bytes in the log, which the next one's ``prev`` is the digest of. ``folded``: the same agent as
+        somebody else keeps it, after this decision. AssertionError, KeyError or ValueError: the rules fail on the
+        command, since the log before it is damaged.
         """
         if isinstance(logged, events.Decision):
             agent = self.agents.get(logged.agent_id)
             if agent is None:
                 agent = self.agents[logged.agent_id] = Agent(logged.agent_id)
-            written = _agent_again(agent, logged)
+            written = _agent_again(agent, logged, folded)
             agent.row.prev = hashlib.sha256(value).hexdigest()
         else:
             site = self.sites.get(logged.site)
@@ -56,7 +59,7 @@ class Recomputer:
         return written
 
 
-def _agent_again(agent: Agent, logged: events.Decision) -> bytes | None:
+def _agent_again(agent: Agent, logged: events.Decision, folded: Agent | None) -> bytes | None:
     if logged.policy not in KNOWN_POLICIES:
         fold_agent(agent, logged)
         return None
@@ -65,10 +68,28 @@ def _agent_again(agent: Agent, logged: events.Decision) -> bytes | None:
     limit = getattr(logged.command, "default_limit", None)
     step = decide_agent(agent, logged.command, logged.at, logged.via, limits.Defaults(1 if limit is None else limit))
     written = events.write_decision(decision_of(agent, step, logged.cause, logged.via))
+    if folded is not None:
+        _share(agent, folded)
     agent.changed.clear()
     agent.deadlines.clear()
     agent.ended.clear()
     return written
+
+
+def _share(agent: Agent, folded: Agent) -> None:
+    """Keep once what both have remembered in this decision, and each has found by itself: it is never changed, only
+    replaced, and stays for days when all else has long ended.
+    """
+    for ref in agent.changed:
+        if ref.kind == "remembered" and ref.remembered is not None:
+            id = ref.remembered, ref.id
+            remembered = folded.remembered.get(id)
+            if remembered is not None and remembered == agent.remembered.get(id):
+                agent.remembered[id] = remembered
+        elif ref.kind == "conversation":
+            conversation = folded.conversations.get(ref.id)
+            if conversation is not None and conversation == agent.conversations.get(ref.id):
+                agent.conversations[ref.id] = conversation
 
 
 def _site_again(site: Site, logged: site_events.SiteDecision) -> bytes | None:
@@ -105,10 +126,12 @@ class Recheck:
         self.unknown: Counter[str] = Counter()
         """Decisions by policies whose rules aren't known here: they were folded only."""
 
-    def wrong(self, logged: events.Decision | site_events.SiteDecision, value: bytes) -> tuple[str, str] | None:
-        """("recomputed", what differs), or None."""
+    def wrong(
+        self, logged: events.Decision | site_events.SiteDecision, value: bytes, folded: Agent | None = None
+    ) -> tuple[str, str] | None:
+        """("recomputed", what differs), or None. ``folded``: the agent after it, as the verifier keeps it."""
         try:
-            again = self.recomputer.again(logged, value)
+            again = self.recomputer.again(logged, value, folded)
         except (AssertionError, KeyError, ValueError) as error:
             return "recomputed", f"the rules fail on its command: {error!r}"
         if again is None:

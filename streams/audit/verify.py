@@ -178,7 +178,7 @@ class Verifier:
                 decision.agent_id, decision.seq, sha256
             )
         if wrong is None and self._recheck is not None:
-            wrong = self._recheck.wrong(decision, value)
+            wrong = self._recheck.wrong(decision, value, ledger.agent)
         if wrong is None and self._agreement is not None:
             self._agreement.take_agent(decision, offset)
         if wrong is not None:

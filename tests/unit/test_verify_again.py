@@ -103,6 +103,19 @@ def test_a_reading_goes_on_another_day_with_nothing_lost(number: int, seed: int)
     assert reading.agreement.finish() is None
 
 
+def test_what_is_remembered_for_days_is_in_memory_once(seed: int) -> None:
+    reading = Reading()
+    assert reading.read(list(log_of(Office(seed).work(80, 250).driven))) is None
+    kept = 0
+    for agent in reading.agents.agents():
+        again = reading.recheck.recomputer.agents[agent.agent_id]
+        assert again.remembered == agent.remembered and again.conversations == agent.conversations
+        assert all(again.remembered[id] is row for id, row in agent.remembered.items())
+        assert all(again.conversations[id] is row for id, row in agent.conversations.items())
+        kept += len(agent.remembered) + len(agent.conversations)
+    assert kept
+
+
 def test_each_overtaking_is_counted_under_what_allowed_it() -> None:
     driven = Driven(default_limit=1)
     driven.trigger("running")
