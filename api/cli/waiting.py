@@ -70,7 +70,7 @@ def estimate_command(
     """Estimate when each waiting trigger will start, with a band into which four of five starts should fall.
 
     From how long recorded attempts took. What waits for a person, a gate, a budget or another conversation gets no time
-    but its cause.
+    but its cause; so does what stands behind it in its own conversation.
     """
     history = History()
     with decisions(load_settings()) as log:
@@ -94,7 +94,7 @@ def estimate_command(
     for column in ("agent", "", "trigger", "starts at", "between", "and", "waits for"):
         table.add_column(column, overflow="fold")
     for one in found:
-        table.add_row(one.agent_id, f"{one.position}.", one.trigger_id, *_times(one, at), one.reason or "")
+        table.add_row(one.agent_id, f"{one.position}.", one.trigger_id, *_times(one, at), _waits_for(one, found))
     Console().print(table, markup=False)
 
 
@@ -115,6 +115,15 @@ def _times(one: Estimate, at: int) -> tuple[str, str, str]:
         for moment in (one.starts_at, one.from_at, one.to_at)
     )
     return starts, first, last
+
+
+def _waits_for(one: Estimate, found: list[Estimate]) -> str:
+    """Its cause, and that of whom it is behind."""
+    if one.behind is None:
+        return one.reason or ""
+    before = next((other for other in found if (other.agent_id, other.trigger_id) == (one.agent_id, one.behind)), None)
+    its = "a person" if before is None else before.reason or "a site that has decided nothing"
+    return f"{one.reason or 'conversation_busy'} (behind {one.behind}, which waits for {its})"
 
 
 def _print(console: Console, found: WaitingOf, kind: str = "") -> None:

@@ -231,7 +231,9 @@ def _claim(claim: ClaimRow, reason: str | None, holders: tuple[Holder, ...]) -> 
     )
 
 
-_INSTANTS = frozenset({"at", "since", "until", "available_at", "created_at", "accepted_at", "from_at", "to_at"})
+def is_instant(name: str) -> bool:
+    """Whether a field of this name is a point in time, in microseconds: everywhere in the audits and in events."""
+    return name in ("at", "since", "until") or name.endswith(("_at", "_until"))
 
 
 def as_json(value: Any) -> Any:
@@ -242,7 +244,7 @@ def as_json(value: Any) -> Any:
         return as_json(value._asdict())
     if isinstance(value, dict):
         return {
-            name: format_instant(one) if name in _INSTANTS and isinstance(one, int) else as_json(one)
+            name: format_instant(one) if is_instant(name) and isinstance(one, int) else as_json(one)
             for name, one in value.items()
         }
     if isinstance(value, tuple | list):

@@ -7,14 +7,15 @@ hours: a long queue is as uncertain as these stretches differ. The estimate is t
 between their first and last tenth: the start should fall into it four times out of five. docs/audit.md says how often
 it does, measured.
 
-What no duration can tell gets no estimate but the cause: paused agents, approvals, dependencies, closed gates, budgets.
+What no duration can tell gets no estimate but the cause: paused agents, approvals, dependencies, closed gates, budgets
+that are used up or go to what is before it. What stands behind such a trigger in its conversation can't be told either.
 Younger work that comes later is left out: it starts later, except where it interrupts or is forced.
 """
 
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from streams.audit.causes import Reason, causes
@@ -25,6 +26,8 @@ from streams.rules import events
 from streams.rules.agent.rows import TriggerRow
 from streams.rules.agent.state import Agent
 from streams.rules.folders import Segments, overlap, segments
+from streams.rules.order import OrderKey
+from streams.rules.site.rows import ClaimId, GateScope
 
 DURATIONS_KEPT: Final = 500
 """Of each agent, the newest."""
@@ -54,13 +57,15 @@ _TIMED: Final[frozenset[Reason]] = frozenset(
 class Estimate:
     """Instants in microseconds; None: ``reason`` is nothing that a duration ends, or nothing was ever recorded.
 
-    ``durations``: how many recorded ones the agent's own are.
+    ``behind``: the trigger before it in its conversation whose start can't be told, so that its own can't; its cause
+    stands there. ``durations``: how many recorded ones the agent's own are.
     """
 
     agent_id: str
     trigger_id: str
     position: int
     reason: Reason | None
+    behind: str | None
     starts_at: int | None
     from_at: int | None
     to_at: int | None
@@ -100,9 +105,18 @@ class History:
 @dataclass(slots=True)
 class _Waiting:
     agent: Agent
+    position: int
     row: TriggerRow
     folder: tuple[str, str, Segments] | None
-    starts: list[int]
+    reason: Reason | None
+    is_timed: bool
+    """Whether durations alone tell when it starts."""
+    behind: str | None = None
+    starts: list[int] = field(default_factory=list)
+
+    @property
+    def order(self) -> tuple[OrderKey, bytes]:
+        return self.row.key, self.agent.agent_id.encode()
 
 
 @dataclass(slots=True)
@@ -127,40 +141,80 @@ class _Plays:
         self._queue: list[_Waiting] = []
 
     def estimates(self) -> Iterator[Estimate]:
-        found: list[tuple[Agent, int, TriggerRow, Reason | None, _Waiting | None]] = []
+        found = list(self._waiting())
+        self._stand_behind(found)
+        self._spend_budgets([one for one in sorted(found, key=lambda one: one.order) if one.is_timed])
+        self._stand_behind(found)
+        self._queue = sorted((one for one in found if one.is_timed), key=lambda one: one.order)
+        if self._everyone:
+            for number in range(max(PLAYS_MIN, min(PLAYS_MAX, STEPS_MAX // max(1, len(self._queue))))):
+                self._play(number)
+        for one in found:
+            starts = sorted(one.starts)
+            low, middle, high = (
+                starts[int(share * (len(starts) - 1) + 0.5)] if starts else None for share in (BAND[0], 0.5, BAND[1])
+            )
+            own = self._own.get(one.agent.agent_id, 0)
+            about = one.agent.agent_id, one.row.trigger_id, one.position, one.reason, one.behind
+            yield Estimate(*about, middle, low, high, own)
+
+    def _waiting(self) -> Iterator[_Waiting]:
         for agent in sorted(self._past.agents.values(), key=lambda agent: agent.agent_id.encode()):
             facts = self._past.facts(agent)
             for position, key in enumerate(agent.waiting, start=1):
                 row = agent.triggers[key.id.decode()]
-                reason, waiting = self._enter(agent, row, facts)
-                found.append((agent, position, row, reason, waiting))
-        self._queue.sort(key=lambda one: (one.row.key, one.agent.agent_id.encode()))
-        if self._everyone:
-            for number in range(max(PLAYS_MIN, min(PLAYS_MAX, STEPS_MAX // max(1, len(self._queue))))):
-                self._play(number)
-        for agent, position, row, reason, waiting in found:
-            own = self._own.get(agent.agent_id, 0)
-            if waiting is None or not waiting.starts:
-                yield Estimate(agent.agent_id, row.trigger_id, position, reason, None, None, None, own)
-                continue
-            starts = sorted(waiting.starts)
-            low, middle, high = (starts[int(share * (len(starts) - 1) + 0.5)] for share in (BAND[0], 0.5, BAND[1]))
-            yield Estimate(agent.agent_id, row.trigger_id, position, reason, middle, low, high, own)
+                reason, is_timed = self._why(agent, row, facts)
+                yield _Waiting(agent, position, row, _folder(row), reason, is_timed)
 
-    def _enter(self, agent: Agent, row: TriggerRow, facts: FoldedFacts) -> tuple[Reason | None, _Waiting | None]:
+    def _why(self, agent: Agent, row: TriggerRow, facts: FoldedFacts) -> tuple[Reason | None, bool]:
+        """What it waits for, and whether durations end all of that."""
         found = [cause.reason for cause in causes(facts, row, self._at)]
         reason = next((one for one in found if one not in _TIMED), found[0] if found else None)
-        is_timed = reason is None or reason in _TIMED
-        head = agent.head(row.conversation_id)
-        if head is not None and head.state == "paused":  # nobody knows when the person answers
-            is_timed = False
-        if row.site_id is not None and row.site_id not in self._past.sites:
-            is_timed = False
-        if not is_timed or agent.held_back:
-            return reason, None
-        waiting = _Waiting(agent, row, _folder(row), [])
-        self._queue.append(waiting)
-        return reason, waiting
+        site = self._past.sites.get(row.site_id or "")
+        if row.site_id is not None and site is None:
+            return reason, False
+        if agent.held_back or not (reason is None or reason in _TIMED):
+            return reason, False
+        if site is not None and site.row.capacity == 0 and "site_workers_busy" in found:
+            return "site_workers_busy", False  # nobody's end gives it one
+        return reason, True
+
+    @staticmethod
+    def _stand_behind(found: list[_Waiting]) -> None:
+        """Who is behind a start that can't be told in a conversation waits for longer than anybody can tell."""
+        lines: dict[tuple[str, str], list[_Waiting]] = {}
+        for one in found:
+            if one.row.place is not None or not one.row.is_blocked:  # the others have no place that anybody is behind
+                lines.setdefault((one.agent.agent_id, one.row.conversation_id), []).append(one)
+        for (_, conversation_id), line in lines.items():
+            line.sort(key=lambda one: (one.row.place is None, one.row.place or (0, 0), one.row.key))
+            head = line[0].agent.head(conversation_id)
+            # nobody knows when the person answers; what replies to it stands before it
+            behind = head.trigger_id if head is not None and head.state == "paused" else None
+            for one in line:
+                if behind is not None and one.is_timed:
+                    one.is_timed, one.behind = False, behind
+                elif behind is None and not one.is_timed:
+                    behind = one.row.trigger_id
+
+    def _spend_budgets(self, timed: list[_Waiting]) -> None:
+        """Give what is left of run budgets to the first in start order: for the others nobody knows when more comes."""
+        of_agents = {agent_id: agent.row.run_budget for agent_id, agent in self._past.agents.items()}
+        of_gates: dict[tuple[str, GateScope, str], int | None] = {}
+        for one in sorted(timed, key=lambda one: one.row.claim_state is None):  # claims have reserved theirs
+            agent_id, site = one.agent.agent_id, self._past.sites.get(one.row.site_id or "")
+            claim = site.claims.get(ClaimId(agent_id, one.row.trigger_id)) if site is not None else None
+            gates: list[tuple[str, GateScope, str]] = []
+            if site is not None and not (claim is not None and claim.granted):  # a grant has taken its own
+                gates = [(site.site_id, *gate) for gate in _gates(one.row)]
+                for gate in gates:
+                    of_gates.setdefault(gate, site.gate(gate[1:]).run_budget)
+            left = [of_agents[agent_id], *(of_gates[gate] for gate in gates)]
+            if 0 in left:
+                one.reason, one.is_timed = "run_budget_used_up", False
+                continue
+            of_agents[agent_id] = _less(of_agents[agent_id])
+            of_gates |= {gate: _less(of_gates[gate]) for gate in gates}
 
     def _stretch(self, agent_id: str, number: int) -> list[int]:
         """What an agent's triggers take in one play; all agents' stretches lie at the same part of their histories."""
@@ -176,8 +230,6 @@ class _Plays:
             free = max(free, self._folder_free(taken, one))
             slots = taken.slots.get(agent_id)
             workers = taken.workers.get(row.site_id or "") if row.worker else None
-            if (slots is not None and not slots) or (workers is not None and not workers):
-                continue  # there is no place at all: it never starts
             start = max(_free_at(slots, free), _free_at(workers, free))
             durations = taken.durations[agent_id]
             end = start + durations[_draw(number, index, len(durations))]
@@ -237,6 +289,18 @@ def _folder(row: TriggerRow) -> tuple[str, str, Segments] | None:
     if row.environment_id is None or row.degraded or row.site_id is None:
         return None
     return row.site_id, row.environment_id, segments(row.folder or "/")
+
+
+def _gates(row: TriggerRow) -> Iterator[tuple[GateScope, str]]:
+    if row.organization_id is not None:
+        yield "organization", row.organization_id
+    if row.department_id is not None:
+        yield "department", row.department_id
+
+
+def _less(budget: int | None) -> int | None:
+    """After one attempt; None: as many as come."""
+    return None if budget is None else budget - 1
 
 
 def _free_at(places: list[int] | None, at: int) -> int:

@@ -1,16 +1,27 @@
 """The past as the log tells it: it equals what the deciders had then, and every cut of it is causal."""
 
+import json
 import random
 from collections import defaultdict
+from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
 
 from streams.audit.as_of import agent_then, as_json, everything, site_then
+from streams.audit.causes import TriggerId
+from streams.audit.estimate import History
+from streams.audit.explain import explain
 from streams.audit.logged import Decider, Logged, Unreadable, merged, read
 from streams.audit.past import DoesNotFit, Past
+from streams.audit.precedence import Comparison
+from streams.audit.simulate import Change
 from streams.audit.stored import StoredAgent, StoredSite
+from streams.audit.traffic import recorded
+from streams.audit.waiting import WaitingTimes
+from streams.audit.what_if import what_if
 from streams.rules.agent.state import Agent
+from streams.rules.messages import Trigger
 from streams.rules.order import SECOND
 from streams.rules.site.state import Site
 from tests.audits import log_of, sources
@@ -183,3 +194,41 @@ def test_damage_is_named_with_its_place() -> None:
         read("berth.decisions", 3, 9, first.value[:-2])
     with pytest.raises(Unreadable):
         read("berth.decisions", 3, 9, None)
+
+
+def test_no_instant_is_a_bare_number_in_the_json_of_any_audit() -> None:
+    log = list(log_of(Office(7).work(60, 200).driven))
+    history, times = History(), WaitingTimes()
+    for logged in log[: len(log) // 2]:
+        history.take(logged)
+    for logged in log:
+        times.take(logged)
+    asked = [
+        TriggerId(logged.decider.id, command.id)
+        for logged in log
+        if isinstance(command := logged.decision.command, Trigger)
+    ]
+    comparison = Comparison(*asked[:2])
+    for logged in log:
+        comparison.take(logged)
+    estimates = history.estimates(history.past.at)
+    assert any(estimate.starts_at is not None for estimate in estimates)
+    audits = {
+        "as-of": everything(history.past, history.past.at),
+        "explain": [explain(log, *one) for one in asked[::4]],
+        "precedence": comparison.precedence(),
+        "estimate": estimates,
+        "causes": times.total(),
+        "what-if": what_if(recorded(log, 0, log[-1].decision.at), Change({"*": 3})),
+    }
+    for name, found in audits.items():
+        assert bare(json.loads(json.dumps(as_json(found)))) == [], name
+    assert '"retry_at": "20' in json.dumps(as_json(audits["explain"])), "also where an event names one"
+
+
+def bare(found: Any) -> list[str]:
+    """The fields that hold as much as an instant has microseconds."""
+    if isinstance(found, dict):
+        own = [name for name, value in found.items() if isinstance(value, int | float) and value > T0 / 2]
+        return own + [name for value in found.values() for name in bare(value)]
+    return [name for value in found for name in bare(value)] if isinstance(found, list) else []
