@@ -211,11 +211,14 @@ def test_no_instant_is_a_bare_number_in_the_json_of_any_audit() -> None:
     comparison = Comparison(*asked[:2])
     for logged in log:
         comparison.take(logged)
+    failing = Driven()
+    failing.trigger("fails")
+    failing.fail("fails")
     estimates = history.estimates(history.past.at)
     assert any(estimate.starts_at is not None for estimate in estimates)
     audits = {
         "as-of": everything(history.past, history.past.at),
-        "explain": [explain(log, *one) for one in asked[::4]],
+        "explain": [explain(log, *one) for one in asked[::4]] + [explain(log_of(failing), "A", "fails")],
         "precedence": comparison.precedence(),
         "estimate": estimates,
         "causes": times.total(),
