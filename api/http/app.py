@@ -40,7 +40,7 @@ from api.http.routes import (
     tasks,
     triggers,
 )
-from api.http.routes.parameters import Service, ServiceOf
+from api.http.routes.parameters import Service, ServiceOf, refuse_unknown_parameters
 from api.http.tasks import Outcomes
 from api.http.what_if import WhatIfs
 from api.http.writes import Writes
@@ -78,7 +78,7 @@ def create_app(
         summary="Admission control for AI-agent runs",
         lifespan=_lifespan,
         redirect_slashes=False,
-        dependencies=[Depends(require_right)],
+        dependencies=[Depends(require_right), Depends(refuse_unknown_parameters)],
     )
     database = Database(database_url)
     service_log = Log(bootstrap, partitions)

@@ -268,7 +268,7 @@ async def test_a_decision_that_cannot_be_applied_stops_it_with_the_position(
 
 
 async def test_a_log_that_was_made_anew_is_refused_and_the_tables_stay(
-    topics: EmbeddedKafka, published: Publisher, database: str, seed: int
+    topics: EmbeddedKafka, published: Publisher, database: str, seed: int, tmp_path: Path
 ) -> None:
     await published.publish(History(seed, PARTITIONS).live(50).transactions())
     async with projector(topics.bootstrap, database, PARTITIONS):
@@ -280,6 +280,16 @@ async def test_a_log_that_was_made_anew_is_refused_and_the_tables_stay(
             assert await process.ended() == 78
             assert "made anew" in (await process.logged("log_does_not_fit"))["error"]
         assert connection.execute("SELECT count(*) FROM berth.decisions").fetchone() == before
+        where = {"BERTH_KAFKA": topics.bootstrap, "BERTH_DATABASE_URL": database}
+        compared = await asyncio.to_thread(berth, tmp_path, "projections", "diff", **where)
+        assert compared.returncode == 78, compared.stdout
+        assert "made anew" in compared.stderr and "Kept:" in compared.stderr and "To do:" in compared.stderr
+        assert "Traceback" not in compared.stderr and "Unclosed" not in compared.stderr
+        assert connection.execute("SELECT count(*) FROM berth.decisions").fetchone() == before
+        rebuilt = await asyncio.to_thread(berth, tmp_path, "projections", "rebuild", **where)
+        assert rebuilt.returncode == 0, rebuilt.stderr
+        compared = await asyncio.to_thread(berth, tmp_path, "projections", "diff", **where)
+        assert compared.returncode == 0, compared.stdout
 
 
 # Rebuilding and comparing
@@ -389,6 +399,7 @@ async def test_a_rebuild_keeps_the_texts_that_the_log_no_longer_holds(
             await admin.close()
             await rebuild(topics.bootstrap, database, PARTITIONS, say_nothing)
             assert connection.execute("SELECT * FROM texts ORDER BY 1, 2, 3, 4").fetchall() == before != []
+        published.counts[TEXTS.name] = 0  # where no new one comes, nothing is read any more
         await published.publish(history.live(50).transactions())
         await published.projected(database)
 

@@ -12,6 +12,7 @@ from psycopg import sql
 
 from projections import snapshots
 from projections.row_types import CannotApply
+from projections.snapshots import SNAPSHOT_DECISIONS
 from projections.store import Applied, LogRecord, Moved, Store
 from streams import DECISIONS, SITE_DECISIONS, TEXTS, Topic
 from streams.rules.events import read_decision, write_decision
@@ -227,17 +228,17 @@ def test_an_agent_whose_partition_changed_is_refused(store: Store) -> None:
 # Snapshots
 
 
-def test_a_snapshot_every_1000_decisions_is_the_agent_as_the_rules_held_it(store: Store) -> None:
+def test_a_snapshot_every_so_many_decisions_is_the_agent_as_the_rules_held_it(store: Store) -> None:
     history = History(5, partitions=1, agents=("A",))
     driven = history._of("A")
     driven.configure(parallelism_limit=3)
     expected = {}
-    while driven.agent().row.seq < 2050:
+    while driven.agent().row.seq < 2 * SNAPSHOT_DECISIONS + 50:
         history.happen("A")
         if driven.agent().row.archived:
             driven.configure(parallelism_limit=3)
         seq = driven.agent().row.seq
-        if seq % 1000 == 0:
+        if seq % SNAPSHOT_DECISIONS == 0:
             expected[seq] = snapshots.write(driven.agent())
     records = history.records()
     project(store, records[:700])
@@ -245,28 +246,29 @@ def test_a_snapshot_every_1000_decisions_is_the_agent_as_the_rules_held_it(store
     project(store, records[700:])
     snapshot_all(store)
     found: dict[Any, Any] = dict(store.connection.execute("SELECT seq, state::text FROM agent_snapshots").fetchall())
-    assert set(found) == {1000, 2000} and set(expected) <= set(found)
+    assert set(found) == {SNAPSHOT_DECISIONS, 2 * SNAPSHOT_DECISIONS} and set(expected) <= set(found)
     for seq, state in expected.items():
         assert without_leases(found[seq]) == without_leases(state)
     assert store.without_snapshot() == []
     # A read of the past: the newest snapshot before it, and the decisions since.
+    newest = 2 * SNAPSHOT_DECISIONS
     decisions = [record.value or b"" for record in decisions_of(records)]
-    past = snapshots.fold(snapshots.read("A", found[2000]), decisions[2000:2042])
+    past = snapshots.fold(snapshots.read("A", found[newest]), decisions[newest : newest + 42])
     assert json.loads(snapshots.write(past)) == json.loads(
-        snapshots.write(snapshots.fold(snapshots.read("A", None), decisions[:2042]))
+        snapshots.write(snapshots.fold(snapshots.read("A", None), decisions[: newest + 42]))
     )
 
 
-def test_a_snapshot_of_a_site_every_1000_decisions_is_the_site_as_the_rules_held_it(store: Store) -> None:
+def test_a_snapshot_of_a_site_every_so_many_decisions_is_the_site_as_the_rules_held_it(store: Store) -> None:
     history = History(7, partitions=1, agents=("A", "B", "a", "b"))
     expected = {}
-    while (site := history.site("default")) is None or site.row.seq < 2050:
+    while (site := history.site("default")) is None or site.row.seq < 2 * SNAPSHOT_DECISIONS + 50:
         history.live(2).send_to_site("default")
         for agent_id in history.agents:
             history._of(agent_id).configure(agent_id, run_budget=None)  # also brings it back from the archive
         site = history.site("default")
         assert site is not None
-        if site.row.seq % 1000 == 0:
+        if site.row.seq % SNAPSHOT_DECISIONS == 0:
             expected[site.row.seq] = snapshots.write_site(site)
     records = history.records()
     project(store, records[:700])
@@ -275,16 +277,17 @@ def test_a_snapshot_of_a_site_every_1000_decisions_is_the_site_as_the_rules_held
     snapshot_all(store)
     rows = store.connection.execute("SELECT seq, state::text FROM site_snapshots WHERE site = 'default'").fetchall()
     found: dict[Any, Any] = dict(rows)
-    assert set(found) == {1000, 2000} and set(expected) <= set(found) and expected
+    assert set(found) == {SNAPSHOT_DECISIONS, 2 * SNAPSHOT_DECISIONS} and set(expected) <= set(found) and expected
     for seq, state in expected.items():
         assert json.loads(found[seq]) == json.loads(state)
     for name in ("gates", "deletions", "claims"):
         assert any(json.loads(state)[name] for state in found.values()), f"there were {name}"
     assert store.without_snapshot() == []
+    newest = 2 * SNAPSHOT_DECISIONS
     decisions = [record.value or b"" for record in decisions_of(records, SITE_DECISIONS) if record.key == b"default"]
-    past = snapshots.fold_site(snapshots.read_site("default", found[2000]), decisions[2000:2042])
+    past = snapshots.fold_site(snapshots.read_site("default", found[newest]), decisions[newest : newest + 42])
     assert json.loads(snapshots.write_site(past)) == json.loads(
-        snapshots.write_site(snapshots.fold_site(snapshots.read_site("default", None), decisions[:2042]))
+        snapshots.write_site(snapshots.fold_site(snapshots.read_site("default", None), decisions[: newest + 42]))
     )
 
 

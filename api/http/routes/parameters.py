@@ -52,6 +52,21 @@ async def _service(request: Request) -> Service:
     return service
 
 
+async def refuse_unknown_parameters(request: Request) -> None:
+    """Raise Problem for a parameter that the address doesn't have: a misspelt one would count for nothing."""
+    path = request.scope["route"].path
+    if not request.query_params or not path.startswith("/api"):
+        return
+    address = request.app.openapi()["paths"][path][request.method.lower()]
+    known = [one["name"] for one in address.get("parameters", ()) if one["in"] == "query"]
+    for name in request.query_params:
+        if name not in known:
+            detail = f"has {', '.join(known)}" if known else "has none"
+            raise invalid(
+                "unknown_field", name[:200], f"{name[:200]!r} is no parameter of this address, which {detail}."
+            )
+
+
 async def _min_position(
     min_position: Annotated[
         str | None, Query(description="log_position of a write's answer: wait up to 2 s until that is visible")
