@@ -1,7 +1,8 @@
 """``berth what-if``: recorded traffic through other limits, pools or gates."""
 
 import json
-from typing import Annotated, Final, Literal
+from collections.abc import Callable
+from typing import Annotated, Final, Literal, TypeVar
 from urllib.parse import unquote
 
 import typer
@@ -52,9 +53,9 @@ def what_if(
     may run beside the live service. What nobody can know is said at the end.
     """
     change = Change(
-        dict(_limit(text) for text in limit or ()),
-        dict(_capacity(text) for text in capacity or ()),
-        dict(_gate(text) for text in gate or ()),
+        _each_once("--limit", _limit, limit),
+        _each_once("--capacity", _capacity, capacity),
+        _each_once("--gate", _gate, gate),
     )
     if not (change.limits or change.capacities or change.gates):
         raise typer.BadParameter("say what is to be otherwise: --limit, --capacity or --gate")
@@ -77,6 +78,24 @@ def what_if(
         typer.echo(json.dumps(as_json(found)))
     else:
         _print(found)
+
+
+_Name = TypeVar("_Name")
+_To = TypeVar("_To")
+
+
+def _each_once(option: str, read: Callable[[str], tuple[_Name, _To]], texts: list[str] | None) -> dict[_Name, _To]:
+    """What the option's texts say; the same thing twice can't be meant."""
+    found: dict[_Name, _To] = {}
+    first: dict[_Name, str] = {}
+    for text in texts or ():
+        name, to = read(text)
+        if name in found:
+            raise typer.BadParameter(
+                f"{option} is given twice for the same: {first[name]!r} and {text!r}; leave one out"
+            )
+        found[name], first[name] = to, text
+    return found
 
 
 def _limit(text: str) -> tuple[str, int | Literal["unlimited"]]:

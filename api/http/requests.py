@@ -8,6 +8,7 @@ misspelt one would otherwise be lost without a word. Dropped are the obsolete ``
 
 import json
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
@@ -311,6 +312,10 @@ class WhatIfRequest(RequestBody):
     def _says_what_is_to_be_otherwise(self) -> "WhatIfRequest":
         if not (self.limits or self.capacities or self.gates):
             raise ValueError("needs limits, capacities or gates: what is to be otherwise")
+        gates = Counter((gate.site, gate.scope, gate.name) for gate in self.gates)
+        twice = next((gate for gate, times in gates.items() if times > 1), None)
+        if twice is not None:
+            raise ValueError("has the gate of {1} {2!r} at site {0!r} twice".format(*twice))
         if self.since is not None and self.until is not None and parse_instant(self.since) >= parse_instant(self.until):
             raise ValueError("needs since before until")
         return self

@@ -64,6 +64,8 @@ class Run:
     """Effective ones at the end, by agent; None: unlimited."""
     capacities: dict[str, int] = field(default_factory=dict)
     serial: set[str] = field(default_factory=set)
+    gates: set[tuple[str, GateScope, str]] = field(default_factory=set)
+    """(site, scope, name) of everything that had to pass one, open or closed."""
     estimated: int = 0
     """Attempts without a recorded one of that number: their duration is the median of their agent's."""
     cut_short: int = 0
@@ -123,6 +125,8 @@ class Simulation:
     def _load(self) -> None:
         partition, past = self._partition, self._traffic.past
         for agent in past.agents.values():
+            for row in agent.triggers.values():
+                self._comes_to_gates(row)
             for key, value in self._agent_rows(agent).items():
                 partition.load(key, value)
         changed = self._change.capacities.keys() | {site for site, _, _ in self._change.gates}
@@ -210,10 +214,19 @@ class Simulation:
             return _without(command, "enabled") if "run_budget" in command.model_fields_set else None
         return command
 
+    def _comes_to_gates(self, row: TriggerRow) -> None:
+        if row.site_id is not None:
+            if row.organization_id is not None:
+                self.run.gates.add((row.site_id, "organization", row.organization_id))
+            if row.department_id is not None:
+                self.run.gates.add((row.site_id, "department", row.department_id))
+
     def _arrived(self, command: Trigger) -> None:
         key = command.agent_id, command.id
         agent = self._partition.agents.get(command.agent_id)
         row = agent.triggers.get(command.id) if agent is not None else None
+        if row is not None:
+            self._comes_to_gates(row)
         if row is None:
             self.run.refused.add(key)
         elif key not in self.run.waits:

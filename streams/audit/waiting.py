@@ -47,7 +47,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class WaitingOf:
-    """An agent, organization or site, or ``all``; the cause that took longest comes first."""
+    """An agent, organization or site, or ``all``; the cause that took longest comes first, its own time at the end."""
 
     name: str
     seconds: float
@@ -266,6 +266,6 @@ def _shares(name: str, times: Counter[Reason]) -> WaitingOf:
         total / SECOND,
         tuple(
             Share(reason, time / SECOND, None if reason == OWN_TIME else time / total if total else 0.0)
-            for reason, time in sorted(times.items(), key=lambda item: (-item[1], item[0]))
+            for reason, time in sorted(times.items(), key=lambda item: (item[0] == OWN_TIME, -item[1], item[0]))
         ),
     )

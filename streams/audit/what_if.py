@@ -114,7 +114,7 @@ def what_if(traffic: Traffic, change: Change) -> WhatIf:
             )
             for site, capacity in sorted(after.capacities.items())
         ),
-        without_effect=tuple(_without_effect(change, after)),
+        without_effect=tuple(_without_effect(change, before, after)),
         unknown=tuple(_unknown(traffic, before, after)),
     )
 
@@ -207,7 +207,7 @@ def _share(busy: int, places: int | None, length: int) -> float | None:
     return busy / length / (1 if places is None else places)
 
 
-def _without_effect(change: Change, after: Run) -> Iterable[str]:
+def _without_effect(change: Change, before: Run, after: Run) -> Iterable[str]:
     for agent_id in sorted(change.limits):
         if agent_id == EVERY_AGENT:
             continue
@@ -220,11 +220,12 @@ def _without_effect(change: Change, after: Run) -> Iterable[str]:
         for site in sorted(change.capacities)
         if site not in after.capacities
     )
-    yield from (
-        f"the gate of {scope} {name} at {site}: no such site was there in that time"
-        for site, scope, name in sorted(change.gates)
-        if site not in after.capacities
-    )
+    for gate in sorted(change.gates):
+        site, scope, name = gate
+        if site not in after.capacities:
+            yield f"the gate of {scope} {name} at {site}: no such site was there in that time"
+        elif gate not in before.gates | after.gates:
+            yield f"the gate of {scope} {name} at {site}: nothing of it needed that site in that time"
 
 
 def _unknown(traffic: Traffic, before: Run, after: Run) -> Iterable[Unknown]:

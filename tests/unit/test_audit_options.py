@@ -24,6 +24,13 @@ from streams.rules.order import SECOND
         (("what-if", "--capacity", "10001"), "from 0 to 10000"),
         (("what-if", "--gate", "team:a=open"), "organization:NAME=open"),
         (("what-if", "--gate", "organization:a=ajar"), "organization:NAME=open"),
+        (("what-if", "--limit", "A=2", "--limit", "B=2", "--limit", "A=3"), "'A=2' and 'A=3'"),
+        (("what-if", "--limit", "*=2", "--limit", "*=unlimited"), "'*=2' and '*=unlimited'"),
+        (("what-if", "--capacity", "8", "--capacity", "default=9"), "'8' and 'default=9'"),
+        (
+            ("what-if", "--gate", "organization:a=open", "--gate", "default/organization:a=closed"),
+            "'organization:a=open' and 'default/organization:a=closed'",
+        ),
         (("what-if", "--limit", "A=2", "--since", "1h", "--until", "2h"), "--since must be before"),
         (("what-if", "--limit", "A=2", "--since", "yesterday"), "RFC 3339"),
         (("waiting", "causes", "--by", "person"), "agent, organization or site"),

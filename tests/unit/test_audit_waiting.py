@@ -70,9 +70,9 @@ def test_shares_are_of_what_others_held_up() -> None:
     total = times.total()
     assert total.seconds == 70
     assert [(share.reason, share.seconds, share.share) for share in total.shares] == [
-        ("not_yet_available", 40, None),
         ("site_workers_busy", 40, pytest.approx(4 / 7)),
         ("agent_parallelism_limit_reached", 30, pytest.approx(3 / 7)),
+        ("not_yet_available", 40, None),
     ]
     assert [(one.name, one.seconds) for one in times.by("agent")] == [("Y", 40), ("A", 30)]
     assert [(one.name, one.seconds) for one in times.by("site")] == [("default", 40)]

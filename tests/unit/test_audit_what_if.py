@@ -9,6 +9,7 @@ from streams.audit.simulate import Change, Durations, Run, Simulation
 from streams.audit.traffic import Traffic, recorded
 from streams.audit.what_if import WhatIf, what_if
 from streams.rules.order import SECOND
+from streams.rules.site.rows import GateScope
 from tests.audits import log_of
 from tests.driving import T0, Driven, at_seconds
 from tests.offices import Office
@@ -184,6 +185,30 @@ def test_changes_that_can_do_nothing_are_named() -> None:
     assert len(found.without_effect) == 3
     assert "serial" in found.without_effect[0]
     assert found.total.before == found.total.after
+
+
+def test_a_gate_that_nothing_had_to_pass_is_named() -> None:
+    driven = Driven()
+    driven.trigger("without site", organization_id="free")
+    at_site(driven, "runs", organization_id="runs")
+    driven.advance(5)
+    driven.finish("without site")
+    at_site(driven, "a", organization_id="o", department_id="d")
+    driven.trigger("asks", "agent-asks", interactive=True, on_busy="ask", worker=True, organization_id="asks")
+    driven.advance(5)
+    at_work: list[tuple[GateScope, str]] = [
+        ("organization", "runs"),
+        ("organization", "o"),
+        ("department", "d"),
+        ("organization", "asks"),
+    ]
+    idle: list[tuple[GateScope, str]] = [("organization", "nobody"), ("organization", "free"), ("department", "o")]
+    gates = {("default", scope, name): False for scope, name in [*at_work, *idle]}
+    found = asked(driven, Change(gates=gates), T0 + 2 * SECOND)
+    assert found.without_effect == tuple(
+        f"the gate of {scope} {name} at default: nothing of it needed that site in that time"
+        for scope, name in sorted(idle)
+    )
 
 
 def test_what_nobody_can_know_is_counted() -> None:

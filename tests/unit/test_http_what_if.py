@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from api.cli.what_if import _capacity, _gate, _limit
 from api.http.requests import WhatIfRequest
@@ -22,7 +24,7 @@ READERS: dict[str, Any] = {"--limit": _limit, "--capacity": _capacity, "--gate":
 @given(
     st.dictionaries(IDS, st.integers(1, 10) | st.just("unlimited"), max_size=4),
     st.dictionaries(IDS, st.integers(0, 10_000), max_size=4),
-    st.lists(GATES, max_size=4),
+    st.lists(GATES, max_size=4, unique_by=lambda gate: (gate.get("site", "default"), gate["scope"], gate["name"])),
     st.integers(1, 10),
 )
 def test_the_command_reads_what_was_asked(
@@ -41,3 +43,12 @@ def test_the_command_reads_what_was_asked(
     assert found["--gate"] == [
         ((gate.get("site", "default"), gate["scope"], gate["name"]), gate["enabled"]) for gate in gates
     ]
+
+
+def test_a_gate_that_is_given_twice_is_refused_with_its_name() -> None:
+    gate = {"scope": "organization", "name": "acme", "enabled": True}
+    apart = [{**gate, "name": "other"}, {**gate, "scope": "department"}, {**gate, "site": "north"}]
+    assert len(WhatIfRequest.model_validate({"gates": [gate, *apart]}).gates) == 4
+    for again in (gate, {**gate, "enabled": False}, {**gate, "site": "default"}):
+        with pytest.raises(ValidationError, match="organization 'acme' at site 'default' twice"):
+            WhatIfRequest.model_validate({"gates": [gate, *apart, again]})
