@@ -10,7 +10,7 @@ from rich.console import Console
 
 from api.cli.command_failed import CommandFailed
 from api.cli.log_reading import KEPT, decisions_of
-from streams.audit.slices import Difference, NoSlice, Replayed, replay, written
+from streams.audit.slices import Difference, NewerForm, NoSlice, Replayed, replay, written
 from streams.settings import load_settings
 
 DIFFERENT_EXIT_CODE: Final = 1
@@ -76,6 +76,12 @@ def replay_command(
         raise CommandFailed(
             f"{file} can't be read: {failed.strerror}.", kept="everything.", advice="name a file of berth audit export."
         ) from failed
+    except NewerForm as failed:
+        raise CommandFailed(
+            f"{file} can't be replayed: {failed}.",
+            kept="everything.",
+            advice="a newer Berth wrote it: upgrade this one, then replay it again.",
+        ) from failed
     except NoSlice as failed:
         raise CommandFailed(
             f"{file} can't be replayed: {failed}.", kept="everything.", advice="export it again: berth audit export."
@@ -101,14 +107,15 @@ def _print(found: Replayed) -> None:
         return
     difference = found.difference
     typer.echo(f"line {difference.line}, decision {difference.seq} of {found.agent_id}: {difference.why}")
-    typer.echo(f"  was {_from_difference(difference.recorded, difference)}")
+    if difference.recorded is not None:
+        typer.echo(f"  in the file:  {_from_difference(difference.recorded, difference)}")
     if difference.again is not None:
-        typer.echo(f"  is  {_from_difference(difference.again, difference)}")
+        typer.echo(f"  by the rules: {_from_difference(difference.again, difference)}")
 
 
 def _from_difference(value: bytes, difference: Difference) -> str:
     """The text from shortly before the first byte that differs."""
-    pairs = zip(difference.recorded, difference.again or b"", strict=False)
+    pairs = zip(difference.recorded or b"", difference.again or b"", strict=False)
     same = next((at for at, (one, other) in enumerate(pairs) if one != other), 0)
     start = max(0, same - 60)
     return ("…" if start else "") + value[start : start + _SHOWN_MAX].decode(errors="replace")
@@ -129,7 +136,7 @@ def _as_json(found: Replayed) -> dict[str, object]:
             "line": difference.line,
             "seq": difference.seq,
             "why": difference.why,
-            "recorded": json.loads(difference.recorded),
+            "recorded": None if difference.recorded is None else json.loads(difference.recorded),
             "again": None if difference.again is None else json.loads(difference.again),
         },
     }

@@ -3,9 +3,10 @@
 JSON lines. The first says what the file is, each following one holds a decision exactly as it lies in Kafka, with its
 offset, and the last one counts them. A decision holds its command, without texts of people: those are digests. To
 replay a file is to decide its commands again and to compare: nothing else goes in, no clock, no service, and nothing
-goes out.
+goes out. Offsets are no part of a decision, so nothing proves them: they must grow, in one partition.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
@@ -20,18 +21,26 @@ from streams.rules import events
 FORM: Final = "berth_agent_decisions"
 VERSION: Final = 1
 _DECISION: Final = b',"decision":'
+_PLACE: Final = re.compile(rb'\{"partition":(\d{1,10}),"offset":(\d{1,19}),"decision":')
 
 
 class NoSlice(ValueError):  # noqa: N818 - it reads as what it is
     """The file is none that ``written`` gives, or was cut or changed."""
 
 
+class NewerForm(NoSlice):
+    """A newer Berth wrote it."""
+
+
 class Difference(NamedTuple):
-    """The first decision that comes out otherwise than it was recorded. ``again`` None: the rules fail on it."""
+    """The first decision that comes out otherwise than it was recorded.
+
+    ``recorded`` None: it is missing, another one stands in its line. ``again`` None: that, or the rules fail on it.
+    """
 
     line: int
     seq: int
-    recorded: bytes
+    recorded: bytes | None
     again: bytes | None
     why: str
 
@@ -60,23 +69,33 @@ def written(agent_id: str, decisions: Iterable[Logged]) -> Iterator[bytes]:
 def replay(lines: Iterable[bytes]) -> Replayed:
     """Decide a file's commands again, and compare. Raises NoSlice."""
     rest = iter(lines)
-    head = _object(next(rest, b""))
+    first = next(rest, None)
+    if first is None:
+        raise NoSlice("it is empty")
+    head = _object(1, first)
     agent_id = head.get("agent_id")
     if head.get("type") != FORM or not isinstance(agent_id, str):
         raise NoSlice("it doesn't begin with the line of an agent's decisions")
-    if head.get("v") != VERSION:
-        raise NoSlice(f"it is of form {head.get('v')}, this version knows {VERSION}")
+    form = head.get("v")
+    if form != VERSION:
+        kind = NewerForm if isinstance(form, int) and form > VERSION else NoSlice
+        raise kind(f"it is of form {form}, this version knows {VERSION}")
     recomputer = Recomputer()
     unknown: list[tuple[str, int, int]] = []
-    count = recomputed = seq = 0
+    count = recomputed = 0
+    place: tuple[int, int] | None = None
     for number, line in enumerate(rest, start=2):
         if _DECISION not in line:
-            end = _object(line)
-            if end.get("type") != "end" or end.get("decisions") != count or next(rest, None) is not None:
-                raise NoSlice(f"line {number} is neither a decision nor the right end: it was cut or changed")
+            _check_end(number, _object(number, line), count)
+            if next(rest, None) is not None:
+                raise NoSlice(f"it goes on after its end in line {number}: it was changed")
             return Replayed(agent_id, count, recomputed, tuple(unknown), None)
+        place = _place(number, line, place)
         value, logged = _decision(number, line, agent_id)
         seq = logged.seq
+        if seq != count + 1:
+            why = f"it is missing: decision {seq} stands in its place"
+            return Replayed(agent_id, count, recomputed, tuple(unknown), Difference(number, count + 1, None, None, why))
         try:
             again = recomputer.again(logged, value)
         except (AssertionError, KeyError, ValueError) as error:
@@ -100,6 +119,30 @@ def _note_unknown(unknown: list[tuple[str, int, int]], logged: events.Decision) 
         unknown.append((logged.policy, logged.seq, logged.seq))
 
 
+def _check_end(number: int, end: dict[str, object], count: int) -> None:
+    if end.get("type") != "end":
+        raise NoSlice(f"line {number} is neither a decision nor the end: it was cut or changed")
+    if end.get("decisions") != count or end.get("last_seq") != (count or None):
+        raise NoSlice(
+            f"line {number}, its end, tells of {end.get('decisions')} decisions up to {end.get('last_seq')}, and "
+            f"{count} are in it: it was cut or changed"
+        )
+
+
+def _place(number: int, line: bytes, before: tuple[int, int] | None) -> tuple[int, int]:
+    """Partition and offset of a line, after those of the line before."""
+    found = _PLACE.match(line)
+    if found is None:
+        raise NoSlice(f"line {number} doesn't begin with a partition and an offset: it was changed")
+    partition, offset = int(found[1]), int(found[2])
+    if before is not None and (partition != before[0] or offset <= before[1]):
+        raise NoSlice(
+            f"line {number} is of partition {partition}, offset {offset}, which isn't after partition {before[0]}, "
+            f"offset {before[1]} of the line before: it was changed"
+        )
+    return partition, offset
+
+
 def _decision(number: int, line: bytes, agent_id: str) -> tuple[bytes, events.Decision]:
     value = line[line.index(_DECISION) + len(_DECISION) :].rstrip(b"\n")[:-1]
     try:
@@ -112,13 +155,13 @@ def _decision(number: int, line: bytes, agent_id: str) -> tuple[bytes, events.De
     return value, decision
 
 
-def _object(line: bytes) -> dict[str, object]:
+def _object(number: int, line: bytes) -> dict[str, object]:
     try:
         found = from_json(line)
     except ValueError:
-        raise NoSlice("a line of it is no JSON") from None
+        raise NoSlice(f"line {number} is no JSON") from None
     if not isinstance(found, dict):
-        raise NoSlice("a line of it is no object")
+        raise NoSlice(f"line {number} is no JSON object")
     return found
 
 

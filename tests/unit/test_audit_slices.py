@@ -1,6 +1,8 @@
 """One agent's decisions as a file that reproduces itself, and what else can be in such a file."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from api.cli.command_failed import CommandFailed
 from api.cli.main import app
 from streams.audit.slices import NoSlice, replay, written
 from tests.audits import log_of, of_agent
@@ -86,10 +89,29 @@ def test_unknown_policies_are_named_and_not_guessed() -> None:
         (lambda lines: lines[:-1], "it was cut"),
         (lambda lines: [*lines[:-2], lines[-1]], "cut or changed"),
         (lambda lines: lines[1:], "doesn't begin"),
-        (lambda lines: [], "no JSON"),
+        (lambda lines: [], "it is empty"),
+        (lambda lines: [b"garbage\n", *lines[1:]], "line 1 is no JSON"),
+        (lambda lines: [b"[]\n", *lines[1:]], "line 1 is no JSON object"),
+        (
+            lambda lines: [*lines[:-1], lines[-1].replace(b'"last_seq":', b'"last_seq":1')],
+            "tells of .* decisions up to 1",
+        ),
+        (
+            lambda lines: [*lines[:3], lines[3].replace(b'"partition":0,', b'"partition":1,'), *lines[4:]],
+            "line 4 .*after",
+        ),
+        (
+            lambda lines: [*lines[:3], re.sub(rb'"offset":[0-9]+', b'"offset":1', lines[3]), *lines[4:]],
+            "line 4 .*after",
+        ),
+        (
+            lambda lines: [*lines[:3], re.sub(rb'"offset":[0-9]+', b'"offset":99', lines[3]), *lines[4:]],
+            "line 5 .*after",
+        ),
+        (lambda lines: [*lines[:3], lines[3].replace(b'"offset":', b'"offset":-'), *lines[4:]], "line 4 doesn't begin"),
         (lambda lines: [lines[0].replace(b'"v":1', b'"v":2'), *lines[1:]], "of form 2"),
         (lambda lines: [lines[0].replace(b'"A"', b'"B"'), *lines[1:]], "of agent 'A'"),
-        (lambda lines: [*lines, lines[-1]], "cut or changed"),
+        (lambda lines: [*lines, lines[-1]], "goes on after its end"),
         (lambda lines: [lines[0], lines[1].replace(b'"seq":', b'"sex":'), *lines[2:]], "no decision of a known form"),
     ],
 )
@@ -98,6 +120,47 @@ def test_a_file_that_is_none_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(NoSlice, match=said):
         replay(damage(slice_of(lively())))
+
+
+@pytest.mark.parametrize("seq", [1, 2, 5])
+def test_a_decision_that_was_taken_out_is_missing(seq: int, tmp_path: Path) -> None:
+    lines = slice_of(lively())
+    left = [*lines[:seq], *lines[seq + 1 :]]
+    replayed = replay(left)
+    assert replayed.difference is not None
+    assert (replayed.difference.line, replayed.difference.seq) == (seq + 1, seq)
+    assert replayed.difference.why == f"it is missing: decision {seq + 1} stands in its place"
+    file = tmp_path / "slice.jsonl"
+    file.write_bytes(b"".join(left))
+    done = CliRunner().invoke(app, ["audit", "replay", str(file)])
+    assert (done.exit_code, f"decision {seq} of A: it is missing" in done.stdout) == (1, True)
+    assert json.loads(CliRunner().invoke(app, ["audit", "replay", str(file), "--json"]).stdout)["difference"] == {
+        "line": seq + 1, "seq": seq, "why": replayed.difference.why, "recorded": None, "again": None,
+    }  # fmt: skip
+
+
+def test_what_differs_says_which_is_the_file_and_which_the_rules(tmp_path: Path) -> None:
+    file = tmp_path / "slice.jsonl"
+    file.write_bytes(b"".join(slice_of(lively())).replace(b'"slot_number":2', b'"slot_number":3', 1))
+    done = CliRunner().invoke(app, ["audit", "replay", str(file)])
+    assert done.exit_code == 1
+    told, recorded, again = done.stdout.splitlines()
+    assert "it is decided otherwise" in told
+    assert (recorded.split(":")[0].strip(), '"slot_number":3' in recorded) == ("in the file", True)
+    assert (again.split(":")[0].strip(), '"slot_number":2' in again) == ("by the rules", True)
+
+
+@pytest.mark.parametrize(
+    ("form", "advice"), [(b"2", "upgrade"), (b"0", "export it again"), (b'"x"', "export it again")]
+)
+def test_a_file_of_a_newer_form_needs_a_newer_berth(form: bytes, advice: str, tmp_path: Path) -> None:
+    file = tmp_path / "slice.jsonl"
+    lines = slice_of(lively())
+    file.write_bytes(b"".join([lines[0].replace(b'"v":1', b'"v":' + form), *lines[1:]]))
+    done = CliRunner().invoke(app, ["audit", "replay", str(file)], env={"COLUMNS": "200"})
+    assert done.exit_code == 1
+    assert isinstance(done.exception, CommandFailed)
+    assert advice in done.exception.advice
 
 
 @pytest.mark.parametrize("file", FILES, ids=[file.name for file in FILES])
