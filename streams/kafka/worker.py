@@ -65,6 +65,8 @@ ADVICE: Final = {
 
 REPORT_SECONDS: Final = 1.0
 ASK_SECONDS_MAX: Final = 5.0
+AWAY_LOGGED_SECONDS: Final = 10.0
+"""That Kafka is still away is said this often."""
 SILENCE_SECONDS_MIN: Final = 3.0
 KAFKA_AWAY_SECONDS_MAX: Final = 60.0
 STANDSTILL_SECONDS_MAX: Final = 30.0
@@ -129,6 +131,8 @@ class Worker:
         self.app.agent(channel, name="intake")(self._accept)
         self._started = False
         self._kafka_answered_at_seconds = edge.monotonic_seconds()
+        self._away_logged_at_seconds: float | None = None
+        """When it was last said that Kafka is away; None: it isn't."""
         self._lags: dict[int, int] = {}
         self._stands_since: dict[int, tuple[tuple[int, ...], float]] = {}
 
@@ -214,8 +218,11 @@ class Worker:
             try:
                 await self._measure_and_report()
             except (KafkaError, TimeoutError) as error:
-                away_seconds = edge.monotonic_seconds() - self._kafka_answered_at_seconds
-                log.warning("kafka_does_not_answer", seconds=round(away_seconds, 1), error=repr(error))
+                now = edge.monotonic_seconds()
+                away_seconds = now - self._kafka_answered_at_seconds
+                if self._away_logged_at_seconds is None or now - self._away_logged_at_seconds >= AWAY_LOGGED_SECONDS:
+                    self._away_logged_at_seconds = now
+                    log.warning("kafka_does_not_answer", seconds=round(away_seconds, 1), error=repr(error))
                 if away_seconds > KAFKA_AWAY_SECONDS_MAX:
                     raise KafkaAway(f"Kafka has not answered for {away_seconds:.0f} s") from error
                 await asyncio.sleep(REPORT_SECONDS)
@@ -228,8 +235,15 @@ class Worker:
                     await self._measure(consumer)
                     if self._started:
                         await self._report(self.status())
-                self._kafka_answered_at_seconds = edge.monotonic_seconds()
+                self._note_answer()
                 await asyncio.sleep(REPORT_SECONDS)
+
+    def _note_answer(self) -> None:
+        now = edge.monotonic_seconds()
+        if self._away_logged_at_seconds is not None:
+            log.info("kafka_answers_again", away_seconds=round(now - self._kafka_answered_at_seconds, 1))
+            self._away_logged_at_seconds = None
+        self._kafka_answered_at_seconds = now
 
     async def _measure(self, consumer: AIOKafkaConsumer) -> None:
         intakes = self._intakes()
