@@ -329,6 +329,7 @@ def _is_id(value: object) -> TypeGuard[str]:
 Key = tuple[str, ...]
 PARTITION_KEY: Final[Key] = ("partition",)
 
+_KEY: Final = TypeAdapter(Key)
 _AGENT: Final = TypeAdapter(AgentRow)
 _TRIGGER: Final = TypeAdapter(TriggerRow)
 _CONVERSATION: Final = TypeAdapter(ConversationRow)
@@ -350,12 +351,25 @@ class PartitionRow(NamedTuple):
 _PARTITION: Final = TypeAdapter(PartitionRow)
 
 
+class UnreadableRow(Exception):  # noqa: N818 - it reads as what it is
+    """A stored row that can't be read: damaged, not written by Berth, or by a version that knows more."""
+
+    def __init__(self, key: bytes, error: Exception) -> None:
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False, include_input=False)[0]
+            why = ": ".join([*map(str, first["loc"]), first["msg"]])
+        else:
+            why = f"{type(error).__name__}: {error}"
+        name = key.decode(errors="backslashreplace")
+        super().__init__(f"{name[:200]}{'…' if len(name) > 200 else ''} ({why[:200]})")
+
+
 def write_key(key: Key) -> bytes:
     return to_json(key)
 
 
 def read_key(key: bytes) -> Key:
-    return tuple(from_json(key))
+    return _KEY.validate_json(key)
 
 
 def write_agent(row: AgentRow) -> bytes:
@@ -415,6 +429,13 @@ def write_texts(message: Text | None, payload: Text | None) -> bytes | None:
         if text is not None and text.json is not None
     ]
     return b"{%s}" % b",".join(parts) if parts else None
+
+
+def checked_texts(value: bytes) -> bytes:
+    """A texts' row as ``with_texts`` needs it. ValueError if it isn't whole; its texts may be spelled in any way."""
+    if value[:1] != b"{" or value[-1:] != b"}":
+        raise ValueError("no JSON object")
+    return value
 
 
 def with_texts(dispatch: bytes, texts: bytes | None) -> bytes:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
-from streams import DEAD_LETTERS, DECISIONS, DISPATCHES, STATUSES, codec
+from streams import DEAD_LETTERS, DECISIONS, DISPATCHES, SITE_DECISIONS, STATUSES, codec
 from streams.codec import Output, Record
 from streams.rules import dispatches, events, limits, verdicts
 from streams.rules.agent.decide import decide
@@ -134,7 +134,7 @@ class Partition:
         """All rows are there: build the indexes. Heartbeats count as missed only from ``now`` on.
 
         RowsMissing if there are decisions but no rows, or rows without the partition's own: each transaction writes
-        that, and ``berth recover`` writes it last.
+        that, and ``berth recover`` writes it last. codec.UnreadableRow names the first one that can't be read.
         """
         if (decisions_exist or self._raw) and codec.write_key(codec.PARTITION_KEY) not in self._raw:
             what = "some of its rows in the changelog are" if self._raw else "its rows in the changelog are"
@@ -143,7 +143,10 @@ class Partition:
                 "Rebuild them from the decisions: berth recover."
             )
         for key, value in self._raw.items():
-            self._load_row(codec.read_key(key), value)
+            try:
+                self._load_row(codec.read_key(key), value)
+            except (ValueError, TypeError, KeyError) as error:
+                raise codec.UnreadableRow(key, error) from error
         self._raw.clear()
         self._sites.loaded()
         for agent in self.agents.values():
@@ -163,7 +166,7 @@ class Partition:
             case ("trigger", agent_id, _):
                 self._agent(agent_id).load_trigger(codec.read_trigger(value))
             case ("text", agent_id, trigger_id):
-                self._texts[agent_id, trigger_id] = value
+                self._texts[agent_id, trigger_id] = codec.checked_texts(value)
             case ("conversation", agent_id, conversation_id):
                 self._agent(agent_id).conversations[conversation_id] = codec.read_conversation(value)
             case ("remembered", agent_id, "trigger" | "stop" | "control" as kind, id):
@@ -174,7 +177,15 @@ class Partition:
             case ("site" | "gate" | "deletion" | "claim" | "site_control", *_):
                 self._sites.load_row(key, value)
             case _:
-                raise ValueError(f"partition {self.number}: the changelog holds a row of an unknown kind: {key}")
+                raise ValueError("a row of an unknown kind")
+
+    @property
+    def known_decisions(self) -> dict[str, int]:
+        """How many decisions the rows know of, by their topic; it holds at least as many, since it forgets nothing."""
+        return {
+            DECISIONS.name: sum(agent.row.seq for agent in self.agents.values()),
+            SITE_DECISIONS.name: sum(site.row.seq for site in self._sites),
+        }
 
     def _agent(self, agent_id: str) -> Agent:
         agent = self.agents.get(agent_id)

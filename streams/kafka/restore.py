@@ -5,8 +5,12 @@ last record: that record may be a transaction marker, part of an aborted transac
 nobody would ever see it. ``end_offsets`` of a read_committed consumer is the last stable offset; after fencing no
 transaction of this partition is open, so nothing can be missing before it.
 
-Refused, because going on would lose or repeat what was decided: rows that are gone while decisions exist, and a
-position outside of what its topic still holds.
+Refused, because going on would lose or repeat what was decided: rows that are gone while decisions exist, rows that
+can't be read, decisions that are gone while rows know of them, and a position outside of what its topic still holds.
+
+That decisions are there is told by their number alone, which costs no reading: a topic that was made anew, emptied or
+cut by more than the markers of its transactions holds fewer than the rows know of. Whether they are the right ones is
+for ``berth verify`` and ``berth recover``, which read all of them.
 """
 
 from collections.abc import Callable
@@ -15,7 +19,7 @@ from typing import Final, TypeAlias
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from streams import CHANGELOG, DECISIONS, INPUT_TOPICS, SITE_DECISIONS
+from streams import CHANGELOG, DECISIONS, INPUT_TOPICS, SITE_DECISIONS, codec
 from streams.kafka import edge
 from streams.kafka.clients import honest, reading
 from streams.partition import Partition, RowsMissing
@@ -50,16 +54,15 @@ async def restore(number: int, bootstrap: str, make_partition: MakePartition, se
     Raises CannotTakeOver, or KafkaError.
     """
     inputs = [TopicPartition(topic.name, number) for topic in INPUT_TOPICS]
+    logs = [TopicPartition(topic.name, number) for topic in (DECISIONS, SITE_DECISIONS)]
     async with reading(bootstrap, "read_uncommitted") as consumer:
         # Up to the high watermark, not the last stable offset: a record behind somebody's open transaction was there.
-        ends = await consumer.end_offsets(inputs)
-        beginnings = await consumer.beginning_offsets(inputs)
+        ends = await consumer.end_offsets([*inputs, *logs])
+        beginnings = await consumer.beginning_offsets([*inputs, *logs])
     partition = make_partition(number)
     async with reading(bootstrap, "read_committed") as consumer:
         changelog_end, rows_count = await load_rows(consumer, number, partition.load)
-    decisions_exist = partition.is_empty and any(
-        [await _was_written(bootstrap, TopicPartition(topic.name, number)) for topic in (DECISIONS, SITE_DECISIONS)]
-    )
+    decisions_exist = partition.is_empty and any([await _was_written(bootstrap, log) for log in logs])
     try:
         partition.loaded(edge.now_us(), decisions_exist)
     except RowsMissing as missing:
@@ -68,6 +71,14 @@ async def restore(number: int, bootstrap: str, make_partition: MakePartition, se
             f"{CHANGELOG.name}, or some rows without its own: its state is lost, and starting anew would dispatch "
             "everything a second time. Nothing was written. Rebuild the rows from the decisions: berth recover."
         ) from missing
+    except codec.UnreadableRow as unreadable:
+        raise CannotTakeOver(
+            f"Partition {number} of {CHANGELOG.name} holds a row that can't be read, with the key {unreadable}. "
+            "Nothing was written. Rebuild the rows from the decisions: stop every worker, then berth recover; or start "
+            "workers of the version that wrote it, if that is newer than this one."
+        ) from unreadable
+    for log in logs:
+        _check_decisions(log, partition.known_decisions.get(log.topic, 0), ends[log] - beginnings[log])
     was_empty = partition.is_empty
     for topic_partition in inputs:
         topic, beginning, end = topic_partition.topic, beginnings[topic_partition], ends[topic_partition]
@@ -82,7 +93,19 @@ async def restore(number: int, bootstrap: str, make_partition: MakePartition, se
                 "bring back its records, or restore topic and changelog from the same backup, or give up what is gone: "
                 "berth recover; then start again."
             )
-    return Restored(partition, changelog_end, rows_count, {entry.topic: end for entry, end in ends.items()})
+    return Restored(partition, changelog_end, rows_count, {entry.topic: ends[entry] for entry in inputs})
+
+
+def _check_decisions(log: TopicPartition, known: int, held_max: int) -> None:
+    """``known`` to the rows, and the most that the topic can hold. CannotTakeOver if that is less."""
+    if held_max < known:
+        raise CannotTakeOver(
+            f"Partition {log.partition} has rows that know of {known} decisions in {log.topic}, but partition "
+            f"{log.partition} of that topic holds {held_max or 'none'}: it was made anew, emptied or cut, and what "
+            "would be decided now could not be proved, nor its rows be made anew. Nothing was written. Restore it and "
+            f"{CHANGELOG.name} from the same backup; or, if what is there is all there is, end what runs at the "
+            "runners, and go back to it: berth recover --yes --accept-cut-log; then start again."
+        )
 
 
 def _what_is_wrong(position: int, beginning: int) -> str:

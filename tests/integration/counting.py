@@ -41,6 +41,10 @@ class CountingPartition:
     def is_empty(self) -> bool:
         return not self.rows
 
+    @property
+    def known_decisions(self) -> dict[str, int]:
+        return {}
+
     def load(self, key: bytes, value: bytes | None) -> None:
         if value is None:
             self.rows.pop(key, None)

@@ -3,6 +3,8 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Literal, cast
 
 import pytest
@@ -13,14 +15,21 @@ from aiokafka.errors import OffsetOutOfRangeError, PolicyViolationError
 from aiokafka.protocol.admin import DeleteGroupsRequest
 
 from api.cli.embedded_kafka import EmbeddedKafka
-from streams import APPLICATION_ID, CHANGELOG, DECISIONS, INPUT_TOPICS, TRIGGERS, codec
+from streams import APPLICATION_ID, CHANGELOG, DECISIONS, INPUT_TOPICS, SITE_DECISIONS, TRIGGERS, codec
 from streams.kafka import topics as kafka_topics
 from streams.kafka.intake import Fetched, Intake
 from streams.kafka.restore import CannotTakeOver, MakePartition, restore
+from streams.kafka.worker import AWAY_LOGGED_SECONDS
+from streams.partition import Partition
+from streams.rules.limits import Defaults
 from streams.settings import Settings
 from tests.brokers import delete_topics, until
 from tests.integration.counting import CountingPartition
+from tests.integration.lost_rows import forget_records, stored_rows, write_rows
+from tests.integration.site_work import WORKER, names, playing
+from tests.integration.test_up import berth
 from tests.integration.workers import (
+    COUNTING,
     PARTITIONS,
     WorkerProcess,
     decisions,
@@ -90,10 +99,16 @@ async def restored_partition(
     return cast("CountingPartition", restored.partition)
 
 
-async def refused(kafka: EmbeddedKafka, *words: str, event: str = "worker_stops", **environment: str) -> WorkerProcess:
+async def refused(
+    kafka: EmbeddedKafka,
+    *words: str,
+    event: str = "worker_stops",
+    arguments: Sequence[str] = COUNTING,
+    **environment: str,
+) -> WorkerProcess:
     """A worker that stops by itself, saying all of these words, and has decided nothing."""
     before = [await decisions(kafka.bootstrap, number) for number in range(2)]
-    async with workers(kafka.bootstrap, 1, **environment) as (worker,):
+    async with workers(kafka.bootstrap, 1, arguments, **environment) as (worker,):
         assert await worker.ended() == EXIT_SETUP, worker.account()
         told = str(await worker.logged(event))
         assert all(word in told for word in words), told
@@ -161,6 +176,100 @@ async def test_aborted_decisions_are_no_decisions(topics: EmbeddedKafka) -> None
     """What a worker leaves that dies in its very first transaction."""
     await write(topics.bootstrap, DECISIONS.name, ("abort", {b"k": b"{}"}))
     assert (await restored_partition(topics)).is_empty
+
+
+async def decided(bootstrap: str) -> None:
+    """A worker has decided: an agent's log and a site's on partition 0, and nothing else there."""
+    async with playing(bootstrap) as play, workers(bootstrap, 1, WORKER) as (worker,):
+        await worker.ready()
+        await play.unlimited(next(names("agent", 0)))
+        await play.configured(next(names("site", 0)), 2)
+        assert await worker.stop() == 0, worker.account()
+
+
+async def empty(bootstrap: str, topic: str, how: str) -> None:
+    """Lose what the topic holds: it was deleted and made anew, or its records were."""
+    if how == "emptied":
+        await forget_records(bootstrap, topic)
+        return
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    await delete_topics(admin, [topic])
+    await admin.close()
+    assert await kafka_topics.create(bootstrap, PARTITIONS) == [topic]
+
+
+@pytest.mark.parametrize("how", ["made anew", "emptied"])
+@pytest.mark.parametrize("topic", [DECISIONS.name, SITE_DECISIONS.name])
+async def test_decisions_lost_while_rows_know_of_them_are_refused(topics: EmbeddedKafka, topic: str, how: str) -> None:
+    """Of agents and of sites: what is decided on top of nothing could never be proved, nor its rows be made anew."""
+    await decided(topics.bootstrap)
+    before = await stored_rows(topics.bootstrap)
+    await empty(topics.bootstrap, topic, how)
+    words = ("Partition 0 has rows that know of", f"in {topic},", "holds none", "Nothing was written", "accept-cut-log")
+    await refused(topics, *words, arguments=WORKER)
+    assert await stored_rows(topics.bootstrap) == before
+
+
+@pytest.mark.parametrize("topic", [DECISIONS.name, SITE_DECISIONS.name])
+async def test_decisions_that_are_all_there_is_are_gone_back_to(
+    topics: EmbeddedKafka, tmp_path: Path, topic: str
+) -> None:
+    """What the refusal advises, to its end."""
+    await decided(topics.bootstrap)
+    await empty(topics.bootstrap, topic, "made anew")
+    done = await asyncio.to_thread(
+        berth, tmp_path, "recover", "--yes", "--accept-cut-log", BERTH_KAFKA=topics.bootstrap
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    async with workers(topics.bootstrap, 1, WORKER) as (worker,):
+        await worker.ready()
+
+
+UNREADABLE: dict[str, tuple[bytes, bytes]] = {
+    "key": (b"not a key", b"{}"),
+    "key of another form": (b'{"trigger":"A"}', b"{}"),
+    "long key": (b'["trigger","' + b"A" * 900, b"{}"),
+    "unknown kind": (b'["mystery","A"]', b"{}"),
+    "value": (b'["trigger","A","t"]', b'{"garbage":'),
+    "value of another form": (b'["trigger","A","t"]', b'{"garbage":1}'),
+    "no text": (b'["claim","S","A","t"]', b"\xff\xfe"),
+    "texts": (b'["text","A","t"]', b'{"message":'),
+}
+
+
+@pytest.mark.parametrize("row", UNREADABLE.values(), ids=UNREADABLE)
+async def test_a_row_that_cannot_be_read_is_refused_and_named(topics: EmbeddedKafka, row: tuple[bytes, bytes]) -> None:
+    key, value = row
+    await write(topics.bootstrap, CHANGELOG.name, ("commit", {POSITION_KEY: position_row(NOWHERE), key: value}))
+    with pytest.raises(CannotTakeOver) as told:
+        await restored_by_rules(topics)
+    words = (f"Partition 0 of {CHANGELOG.name}", key[:200].decode(), "Nothing was written", "berth recover")
+    assert all(word in str(told.value) for word in words), told.value
+    assert len(str(told.value)) < 1_000
+    await write(topics.bootstrap, CHANGELOG.name, ("commit", {key: None}))
+    await restored_by_rules(topics)  # what was written over counts no more
+
+
+async def test_a_worker_that_cannot_read_a_row_ends_and_recover_mends_it(topics: EmbeddedKafka, tmp_path: Path) -> None:
+    bootstrap = topics.bootstrap
+    await decided(bootstrap)
+    before = await stored_rows(bootstrap)
+    agent_key = next(key for key in before[0] if key.startswith(b'["agent",'))
+    await write_rows(bootstrap, 0, {agent_key: b'{"garbage":', b"not a key": b"1"})
+    await refused(topics, f"Partition 0 of {CHANGELOG.name}", "berth recover", arguments=WORKER)
+    done = await asyncio.to_thread(berth, tmp_path, "recover", "--yes", BERTH_KAFKA=bootstrap)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert await stored_rows(bootstrap) == before
+    async with workers(bootstrap, 1, WORKER) as (worker,):
+        await worker.ready()
+
+
+async def restored_by_rules(kafka: EmbeddedKafka) -> None:
+    """The real partition instead of one that counts."""
+    make_partition = partial(Partition, partitions=PARTITIONS, defaults=Defaults())
+    async with asyncio.timeout(30):
+        await restore(0, kafka.bootstrap, make_partition, Settings(kafka=kafka.bootstrap))
 
 
 async def test_position_beyond_the_end_is_refused(topics: EmbeddedKafka) -> None:
@@ -264,6 +373,26 @@ async def test_a_session_that_kafka_does_not_allow_is_refused(topics: EmbeddedKa
 async def test_a_port_that_is_taken_is_refused(topics: EmbeddedKafka) -> None:
     taken = topics.bootstrap.rpartition(":")[2]
     await refused(topics, "BERTH_WORKER_PORT", event="port_not_free", BERTH_WORKER_PORT=taken)
+
+
+@pytest.mark.timeout(120)
+async def test_kafka_away_is_told_seldom_and_that_it_answers_again(fresh_kafka: EmbeddedKafka) -> None:
+    async with workers(fresh_kafka.bootstrap) as (worker,):
+        await worker.ready()
+        fresh_kafka.kill()
+        first = await worker.logged("kafka_does_not_answer")
+        second = await worker.logged("kafka_does_not_answer", 2)
+        assert second["seconds"] - first["seconds"] > AWAY_LOGGED_SECONDS - 1
+        fresh_kafka.start()
+        again = await worker.logged("kafka_answers_again", timeout_seconds=60)
+        assert again["away_seconds"] >= second["seconds"]
+        await worker.ready(timeout_seconds=60)
+        assert worker.count("kafka_answers_again") == 1
+        fresh_kafka.kill()  # another outage is told at once, not 10 s after the last word of this one
+        third = await worker.logged("kafka_does_not_answer", worker.count("kafka_does_not_answer") + 1)
+        assert third["seconds"] < AWAY_LOGGED_SECONDS
+        fresh_kafka.start()
+        await worker.logged("kafka_answers_again", 2, timeout_seconds=60)
 
 
 async def test_kafka_away_at_the_start() -> None:

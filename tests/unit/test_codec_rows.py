@@ -193,8 +193,51 @@ def test_a_row_of_an_unknown_kind_stops_the_load_and_is_not_skipped(key: bytes) 
     driven = Driven()
     driven.trigger("t1")
     driven.rows[key] = b"{}"
-    with pytest.raises(ValueError, match="unknown kind"):
+    with pytest.raises(codec.UnreadableRow, match="unknown kind") as refused:
         driven.restored()
+    assert str(refused.value).startswith(key.decode())
+
+
+ROW_KEYS = [
+    ("partition",),
+    ("agent", "A"),
+    ("trigger", "A", "t"),
+    ("text", "A", "t"),
+    ("conversation", "A", "c"),
+    ("remembered", "A", "stop", "s"),
+    ("watch", "A", "c", "B", "t"),
+    ("site", "S"),
+    ("gate", "S", "department", "d"),
+    ("deletion", "S", "e", "p"),
+    ("claim", "S", "A", "t"),
+    ("site_control", "S", "c"),
+]
+
+
+@pytest.mark.parametrize("value", [b'{"garbage":', b"", b"[]", b"null", b"5", b"\xff"])
+@pytest.mark.parametrize("name", ROW_KEYS, ids=lambda name: name[0])
+def test_a_row_that_cannot_be_read_is_named(name: codec.Key, value: bytes) -> None:
+    """Of every kind of row: cut off, of another form, or no text at all."""
+    driven = Driven()
+    driven.trigger("t1")
+    key = codec.write_key(name)
+    driven.rows[key] = value
+    with pytest.raises(codec.UnreadableRow) as refused:
+        driven.restored()
+    assert str(refused.value).startswith(key.decode())
+
+
+@pytest.mark.parametrize(
+    "key", [b"not a key", b"", b"\xff", b"5", b'{"agent":"A"}', b'["agent",5]', b'["agent","' + b"A" * 500]
+)
+def test_a_row_whose_key_cannot_be_read_is_named_in_short(key: bytes) -> None:
+    driven = Driven()
+    driven.trigger("t1")
+    driven.rows[key] = b"{}"
+    with pytest.raises(codec.UnreadableRow) as refused:
+        driven.restored()
+    assert str(refused.value).startswith(key[:200].decode(errors="backslashreplace"))
+    assert len(str(refused.value)) < 450
 
 
 def test_a_row_that_is_deleted_later_in_the_changelog_is_not_loaded() -> None:
