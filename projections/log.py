@@ -16,6 +16,7 @@ from aiokafka.errors import OffsetOutOfRangeError
 
 from projections.store import Batch, LogRecord, Position
 from streams import DEAD_LETTERS, DECISIONS, SITE_DECISIONS, TEXTS
+from streams.kafka.clients import stop
 
 TOPICS: Final = (DECISIONS, SITE_DECISIONS, TEXTS, DEAD_LETTERS)
 KEPT_FOR_EVER: Final = frozenset({DECISIONS.name, SITE_DECISIONS.name})
@@ -29,6 +30,13 @@ FETCH_WAIT_MILLISECONDS: Final = 30
 of them is read before it ends: so it must not wait long."""
 FETCH_BYTES_MIN: Final = 32 * 1024
 """Else a fetch ends with the first transaction that is committed, and there are hundreds a second, nearly empty."""
+
+
+ADVICE: Final = (
+    "check BERTH_KAFKA, BERTH_PARTITIONS and BERTH_DATABASE_URL; if this Kafka is the right one, make the tables anew "
+    "from it: berth projections rebuild"
+)
+"""What to do when the log doesn't fit."""
 
 
 class LogDoesNotFit(Exception):  # noqa: N818 - it reads as what it is
@@ -56,7 +64,11 @@ class Log:
         )
 
     async def __aenter__(self) -> Self:
-        await self._consumer.start()
+        try:
+            await self._consumer.start()
+        except BaseException:
+            await stop(self._consumer)
+            raise
         self._consumer.assign(self._all)
         return self
 
@@ -73,21 +85,33 @@ class Log:
         """The end of what is committed, by partition: every record before it can be read."""
         return _by_position(await self._consumer.end_offsets(self._all))
 
-    async def seek(self, positions: Mapping[Position, int]) -> None:
-        """Go on from these positions. Raises LogDoesNotFit."""
-        beginnings, ends = await self.beginnings(), await self.ends()
+    async def ends_beside(self, positions: Mapping[Position, int]) -> dict[Position, int]:
+        """The ends, which may be before these positions only if the topic is: a broker is given time to know."""
+        ends = await self.ends()
         deadline = time.monotonic() + END_KNOWN_SECONDS
         while any(positions[position] > ends[position] for position in self.wanted) and time.monotonic() < deadline:
             await asyncio.sleep(0.2)
             ends = await self.ends()
-        for position in self.wanted:
-            topic, number = position
-            offset, beginning, end = positions[position], beginnings[position], ends[position]
+        return ends
+
+    async def require(self, positions: Mapping[Position, int]) -> None:
+        """Raise LogDoesNotFit unless the log reaches to each of these positions."""
+        ends = await self.ends_beside(positions)
+        for topic, number in self.wanted:
+            offset, end = positions[topic, number], ends[topic, number]
             if offset > end:
                 raise LogDoesNotFit(
                     f"Partition {number} of {topic} ends at offset {end}, and {offset} records of it were projected "
                     "before: the topic was made anew, or this is the Kafka of another deployment."
                 )
+
+    async def seek(self, positions: Mapping[Position, int]) -> None:
+        """Go on from these positions. Raises LogDoesNotFit."""
+        beginnings = await self.beginnings()
+        await self.require(positions)
+        for position in self.wanted:
+            topic, number = position
+            offset, beginning = positions[position], beginnings[position]
             if offset < beginning and topic in KEPT_FOR_EVER:
                 raise LogDoesNotFit(
                     f"Partition {number} of {topic} begins at offset {beginning}, and {offset} is to be projected "

@@ -29,7 +29,7 @@ from aiokafka.errors import KafkaError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
 from projections import drift, metrics
-from projections.log import Log, LogDoesNotFit
+from projections.log import ADVICE, Log, LogDoesNotFit
 from projections.row_types import CannotApply
 from projections.schema import SchemaRefused
 from projections.store import Applied, Batch, Decider, Moved, Position, Store
@@ -158,8 +158,7 @@ class Projector:
                     "log_does_not_fit",
                     error=str(error),
                     kept="the tables are as they were",
-                    advice="check BERTH_KAFKA and BERTH_DATABASE_URL; if this Kafka is the right one, make the tables "
-                    "anew from it: berth projections rebuild",
+                    advice=ADVICE,
                 )
                 return EXIT_SETUP
             case _:

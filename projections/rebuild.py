@@ -80,17 +80,19 @@ async def rebuild(bootstrap: str, url: str, partitions: int, report: Report) -> 
     async with _beside(bootstrap, url, partitions, REBUILT_SCHEMA) as (live, reader, store):
         await asyncio.to_thread(_copy_what_the_log_lost, live, await reader.beginnings())
 
-        async def furthest() -> dict[Position, int]:
-            ends, at = await reader.ends(), _live_positions(live, reader)
-            return {position: max(end, at[position]) for position, end in ends.items()}
+        async def live_positions() -> dict[Position, int]:
+            """Where the live tables are, and no further than the log: they may be of one that was lost."""
+            at = _live_positions(live, reader)
+            ends = await reader.ends_beside(at)
+            return {position: min(end, at[position]) for position, end in ends.items()}
 
-        await _catch_up(reader, store, report, furthest)
+        await _catch_up(reader, store, report, reader.ends)
         await asyncio.to_thread(_analyze, store)
         with live.transaction():
             # Nor may somebody who starts be in the midst of making the tables that are replaced.
             live.execute("SELECT pg_advisory_xact_lock(%s, %s)", (LOCK_CLASS, MIGRATION_LOCK))
             live.execute(LOCK_WRITER)
-            await _apply_until(reader, store, _live_positions(live, reader), report)
+            await _apply_until(reader, store, await live_positions(), report)
             rows = await asyncio.to_thread(_count, store)
             store.close()
             _keep_verification(live)
@@ -112,13 +114,15 @@ async def compare(
             raise CannotBegin("There are no tables to compare.", "start `berth projector`, which makes them.")
 
         async def live_positions() -> dict[Position, int]:
-            return _live_positions(live, reader)
+            at = _live_positions(live, reader)
+            await reader.require(at)
+            return at
 
         await _catch_up(reader, store, report, live_positions)
         with schema.connect(url) as frozen:
             with live.transaction():
                 live.execute(LOCK_WRITER)
-                await _apply_until(reader, store, _live_positions(live, reader), report)
+                await _apply_until(reader, store, await live_positions(), report)
                 await _make_snapshots(store, report)
                 frozen.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 frozen.execute("SELECT 1")  # from here on it sees the tables as they are now
@@ -145,6 +149,8 @@ async def _beside(bootstrap: str, url: str, partitions: int, name: str) -> Async
             store.close()
             if not live.broken:
                 schema.drop(live, name)
+                # A server may see only later that the connection has ended, and the next diff may begin at once.
+                live.execute("SELECT pg_advisory_unlock(%s, %s)", (LOCK_CLASS, REBUILD_LOCK))
 
 
 # Reading the log

@@ -34,6 +34,10 @@ class SettingsRefused(ValueError):  # noqa: N818 - it reads as what it is
         self.advice = advice
 
 
+class NoServerKnown(SettingsRefused):
+    """No address of a server is set, and none runs in the data directory."""
+
+
 def _addresses(text: str) -> str:
     """``host:port`` or several, separated by commas."""
     for address in text.split(","):
@@ -206,7 +210,7 @@ class Settings(BaseSettings):
     def kafka_addresses(self) -> str:
         """Bootstrap addresses of Kafka: those set, else of the Kafka that ``berth up`` runs in the data directory.
 
-        Raises SettingsRefused when there is neither.
+        Raises NoServerKnown when there is neither.
         """
         if self.kafka is not None:
             return self.kafka
@@ -215,7 +219,7 @@ class Settings(BaseSettings):
     def database_address(self) -> str:
         """URL of PostgreSQL: that set, else of the one that ``berth up`` runs.
 
-        Raises SettingsRefused when there is neither.
+        Raises NoServerKnown when there is neither.
         """
         if self.database_url is not None:
             return self.database_url
@@ -243,7 +247,7 @@ class Settings(BaseSettings):
             address: str | None = getattr(found, name)
             if address is not None:
                 return address
-        raise SettingsRefused(
+        raise NoServerKnown(
             f"{unknown}, and {path} can't be used ({reason}).",
             f"start one with `berth up` in this directory, or set {setting}.",
         )

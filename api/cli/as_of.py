@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from api.cli.command_failed import CommandFailed
+from api.cli.command_failed import AWAY_EXIT_CODE, FAILED_EXIT_CODE, CommandFailed
 from api.cli.log_reading import KEPT, decisions, decisions_of, instant
 from projections import schema
 from projections.past import INSTANT_MAX, SEQ_MAX, agent_past, everything_past
@@ -93,6 +93,7 @@ def _from_tables(settings: Settings, agent_id: str | None, seq: int, at: int) ->
             f"The tables can't be read: {str(failed).strip()}.",
             kept="everything; the tables were only read.",
             advice="start PostgreSQL and the projector (berth up), or read the log alone: --from-log.",
+            exit_code=AWAY_EXIT_CODE if isinstance(failed, psycopg.OperationalError) else FAILED_EXIT_CODE,
         ) from failed
     if left_out:
         Console(stderr=True).print(

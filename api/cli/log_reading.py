@@ -11,11 +11,10 @@ from typing import Final
 
 import typer
 from aiokafka import ConsumerRecord
-from aiokafka.errors import KafkaConnectionError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from api.cli.command_failed import KAFKA_AWAY_EXIT_CODE, LOG_UNREADABLE_EXIT_CODE, CommandFailed, kafka_away
+from api.cli.command_failed import LOG_UNREADABLE_EXIT_CODE, CommandFailed
 from streams import DECISIONS, SITE_DECISIONS, Topic
 from streams.audit.logged import Decider, Logged, Unreadable, merged, read
 from streams.audit.past import DoesNotFit
@@ -92,8 +91,6 @@ def _failures() -> Iterator[None]:
             advice="berth verify says which record was changed, removed or moved.",
             exit_code=LOG_UNREADABLE_EXIT_CODE,
         ) from failed
-    except KafkaConnectionError as error:
-        raise kafka_away(error, KAFKA_AWAY_EXIT_CODE) from error
 
 
 _AGO: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")

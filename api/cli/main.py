@@ -1,7 +1,7 @@
 """``berth``: one command with a module for each subcommand; this file only lists them and prints failures.
 
 A subcommand is a function with typer's annotations; add its name below. It raises ``CommandFailed`` (or lets
-``SettingsRefused`` and Kafka's connection errors pass), and never prints a traceback for what a user can meet.
+``SettingsRefused`` and Kafka's outages pass), and never prints a traceback for what a user can meet.
 
 Only the module of the command that is run is imported: ``berth run`` starts five of them, and importing all of the
 others would cost each a second of a core.
@@ -13,12 +13,12 @@ from importlib import import_module
 from typing import Any, Final
 
 import typer
-from aiokafka.errors import KafkaConnectionError
+from aiokafka.errors import KafkaError
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from api.cli.command_failed import FAILED_EXIT_CODE, CommandFailed, kafka_away
+from api.cli.command_failed import CommandFailed, failure_of
 from streams.settings import SettingsRefused
 
 
@@ -26,18 +26,15 @@ class Berth(typer.Typer):
     """The application, with our way of saying that a command failed."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the command line; on a failure say it and leave with its exit code, as a rule 1."""
-        exit_code = FAILED_EXIT_CODE
+        """Run the command line; on a failure say it and leave with its exit code."""
         try:
             return super().__call__(*args, **kwargs)
-        except CommandFailed as failed:
+        except (CommandFailed, SettingsRefused, KafkaError) as error:
+            failed = failure_of(error)
+            if failed is None:
+                raise
             say_failure(failed)
-            exit_code = failed.exit_code
-        except SettingsRefused as refused:
-            say_failure(CommandFailed(refused.happened, kept="everything; nothing was started.", advice=refused.advice))
-        except KafkaConnectionError as error:
-            say_failure(kafka_away(error))
-        sys.exit(exit_code)
+        sys.exit(failed.exit_code)
 
 
 def say_failure(failed: CommandFailed) -> None:

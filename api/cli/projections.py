@@ -12,7 +12,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from api.cli.command_failed import CommandFailed
+from api.cli.command_failed import (
+    AWAY_EXIT_CODE,
+    DOES_NOT_FIT_EXIT_CODE,
+    LOG_UNREADABLE_EXIT_CODE,
+    CommandFailed,
+)
+from projections.log import ADVICE as LOG_ADVICE
 from projections.log import LogDoesNotFit
 from projections.rebuild import CannotBegin, Difference, Report, compare, rebuild
 from projections.row_types import CannotApply
@@ -51,7 +57,8 @@ def rebuild_command() -> None:
 def diff_command() -> None:
     """Compare the tables with the log: build them beside, up to the same decision, and say what differs.
 
-    Exit code 0: the same; 1: something differs, and is listed.
+    Exit code 0: the same; 1: something differs, and is listed; 69: Kafka or PostgreSQL is away; 78: the tables don't
+    fit the log, as when they are ahead of it, or this version.
     """
     settings = load_settings()
     url = settings.database_address()
@@ -96,18 +103,22 @@ def _run(work: Coroutine[Any, Any, Result]) -> Result:
     except CannotBegin as failed:
         raise CommandFailed(failed.happened, kept="everything; nothing was changed.", advice=failed.advice) from failed
     except SchemaRefused as failed:
-        raise CommandFailed(failed.happened, kept=KEPT, advice=failed.advice) from failed
+        raise CommandFailed(
+            failed.happened, kept=KEPT, advice=failed.advice, exit_code=DOES_NOT_FIT_EXIT_CODE
+        ) from failed
     except CannotApply as failed:
         raise CommandFailed(
             f"A record of the log can't be applied: {failed}",
             kept=KEPT,
             advice="it is a bug of Berth, or no worker wrote it: berth verify says which decisions are right.",
+            exit_code=LOG_UNREADABLE_EXIT_CODE,
         ) from failed
     except LogDoesNotFit as failed:
-        raise CommandFailed(str(failed), kept=KEPT, advice="check BERTH_KAFKA and BERTH_PARTITIONS.") from failed
+        raise CommandFailed(str(failed), kept=KEPT, advice=LOG_ADVICE, exit_code=DOES_NOT_FIT_EXIT_CODE) from failed
     except psycopg.OperationalError as failed:
         raise CommandFailed(
             f"PostgreSQL did not answer: {str(failed).strip()}.",
             kept=KEPT,
             advice="start it (berth up), or check BERTH_DATABASE_URL; then try again.",
+            exit_code=AWAY_EXIT_CODE,
         ) from failed

@@ -12,11 +12,10 @@ import structlog
 from aiokafka.errors import KafkaConnectionError
 from structlog.typing import Processor
 
-from api.cli.command_failed import CommandFailed
+from api.cli.command_failed import CommandFailed, failure_of
 from streams.ending import ENDS_SECONDS_MAX, Ending
 from streams.settings import SettingsRefused
 
-EXIT_FAILED: Final = 1
 EXIT_ERROR: Final = 70
 REPEATED_SECONDS: Final = 10.0
 REMEMBERED_MAX: Final = 1_000
@@ -36,8 +35,9 @@ def run_service(
         ending = Ending(runner.get_loop(), ends_seconds_max)
         try:
             exit_code = runner.run(work(ending))
-        except (CommandFailed, SettingsRefused, KafkaConnectionError):
-            ending.begin(EXIT_FAILED)
+        except (CommandFailed, SettingsRefused, KafkaConnectionError) as error:
+            failed = failure_of(error)
+            ending.begin(failed.exit_code if failed is not None else EXIT_ERROR)
             raise
         except Exception as error:
             log.critical(

@@ -30,6 +30,7 @@ from tests.integration.projectors import (
     projector,
     publisher,
 )
+from tests.integration.test_up import berth
 
 pytestmark = pytest.mark.kafka
 

@@ -190,10 +190,10 @@ def test_a_wrong_setting_is_refused_in_words(tmp_path: Path) -> None:
 
 def test_topics_without_kafka_says_how_to_start_one(tmp_path: Path) -> None:
     refused = berth(tmp_path, "topics", "check")
-    assert refused.returncode == 1
+    assert refused.returncode == 69
     assert "berth up" in refused.stderr
     unreachable = berth(tmp_path, "topics", "check", BERTH_KAFKA="127.0.0.1:1")
-    assert unreachable.returncode == 1
+    assert unreachable.returncode == 69
     assert "can't be reached" in unreachable.stderr
     assert "Traceback" not in refused.stderr + unreachable.stderr
 
