@@ -10,7 +10,7 @@ there that isn't the projector's; and a verification is worth what it is without
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
@@ -18,6 +18,7 @@ from typing import Annotated, Final, NamedTuple
 import psycopg
 import typer
 from aiokafka import ConsumerRecord, TopicPartition
+from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -50,7 +51,7 @@ Save = Callable[[Checkpoint], None]
 
 
 class Found(NamedTuple):
-    """A violation, and where it is."""
+    """A violation, and where it is; in berth-state-changelog: a stored row that can't be read."""
 
     topic: str
     partition: int
@@ -91,9 +92,9 @@ def verify(
     every dispatch and grant, that no two folders overlapped, that each attempt was dispatched and ended once, in the
     right order (each older trigger that was overtaken is counted under what allowed that), that what a site gave out is
     what agents ran on, that every command decided again gives the same decision, and that no decision was changed,
-    removed or added since (hash chain, and its stored heads). Each violation names topic, partition and offset. It may
-    run beside live workers: it checks what was written when it began. The result is kept in PostgreSQL, where that can
-    be reached, for GET /api/audit/verify.
+    removed or added since (hash chain, and its stored heads, whose rows must be readable). Each violation names topic,
+    partition and offset. It may run beside live workers: it checks what was written when it began. The result is kept
+    in PostgreSQL, where that can be reached, for GET /api/audit/verify. Exit code 69: Kafka is away.
     """
     settings = load_settings()
     file = settings.data_directory / "verify.json"
@@ -216,19 +217,28 @@ class _Reading:
         first = self._begin.number if self._begin is not None else 0
         for number in range(first, self._partitions):
             self._agreement.partition = number
-            agent_heads, site_heads = await _heads(self._bootstrap, number)
-            for topic, heads in zip(_TOPICS, (agent_heads, site_heads), strict=True):
+            ends_of_chains = await _stored_ends(self._bootstrap, number)
+            self._note_unreadable(number, ends_of_chains.unreadable)
+            for topic, heads in zip(_TOPICS, (ends_of_chains.agents, ends_of_chains.sites), strict=True):
                 begins_here = self._begin is not None and (self._begin.number, self._begin.topic) == (number, topic)
                 if self._begin is not None and number == first and not begins_here and topic == DECISIONS.name:
                     continue  # read before it was put down
                 await self._partition(number, topic, heads, self._begin if begins_here else None)
         # What isn't read may hold what is missed.
-        disagreement = None if self._verdict.violations else self._agreement.finish(self._ends)
+        is_read = all(found.topic not in _TOPICS for found in self._verdict.violations)
+        disagreement = self._agreement.finish(self._ends) if is_read else None
         if disagreement is not None:
             where, detail = disagreement
             violation = Violation(where.offset, where.decider, where.seq, "agreement", detail)
             self._verdict.violations.append(Found(where.topic, where.partition, violation))
         return self._verdict
+
+    def _note_unreadable(self, number: int, unreadable: Sequence[Violation]) -> None:
+        """The first of the partition's stored rows that can't be read; once, also when a reading is taken up again."""
+        if unreadable and all(found[:2] != (CHANGELOG.name, number) for found in self._verdict.violations):
+            first, more = unreadable[0], len(unreadable) - 1
+            detail = f"{first.detail}{f'; so are {more:,} more here' if more else ''}; berth recover puts it right"
+            self._verdict.violations.append(Found(CHANGELOG.name, number, first._replace(detail=detail)))
 
     async def _partition(self, number: int, topic: str, heads: dict[str, Head], begin: Checkpoint | None) -> None:
         recheck = Recheck(_recomputer(begin)) if self._recompute else None
@@ -317,23 +327,64 @@ def _first_violation(verifier: Verifier | SiteVerifier, records: list[ConsumerRe
     return None
 
 
-async def _heads(bootstrap: str, number: int) -> tuple[dict[str, Head], dict[str, Head]]:
-    """The ends of the agents' and sites' chains, as their rows have them; read before the logs, not to be ahead."""
-    newest: dict[bytes, bytes | None] = {}  # rows that were written over don't count, whatever was wrong with them
+class _StoredEnds(NamedTuple):
+    """The ends of the agents' and sites' chains as a partition's rows have them; ``unreadable``: rows, by offset."""
+
+    agents: dict[str, Head]
+    sites: dict[str, Head]
+    unreadable: list[Violation]
+
+
+async def _stored_ends(bootstrap: str, number: int) -> _StoredEnds:
+    """From the rows that are there; read before the logs, not to be ahead.
+
+    Rows that were written over or removed don't count, whatever was wrong with them: the changelog keeps them until it
+    is compacted.
+    """
+    newest: dict[bytes, tuple[int, bytes | None]] = {}
     async for records in history(bootstrap, CHANGELOG.name, number):
-        newest |= {record.key: record.value for record in records if (record.key or b"").startswith(_HEADERS)}
-    agents: dict[str, Head] = {}
-    sites: dict[str, Head] = {}
-    for key, value in newest.items():
+        newest |= {
+            record.key: (record.offset, record.value)
+            for record in records
+            if not ((record.key or b"").startswith(_OTHER_ROWS) and record.key.endswith(b'"]'))
+        }
+    found = _StoredEnds({}, {}, [])
+    for key, (offset, value) in sorted(newest.items(), key=lambda item: item[1][0]):
         if value is None:
             continue
-        kind, id = codec.read_key(key)
-        row = codec.read_agent(value) if kind == "agent" else read_site(value)
-        (agents if kind == "agent" else sites)[id] = Head(row.seq, row.prev)
-    return agents, sites
+        try:
+            kind, id = codec.read_key(key)
+            if kind not in ("agent", "site"):
+                raise ValueError("a row of an unknown kind")
+            row = codec.read_agent(value) if kind == "agent" else read_site(value)
+            (found.agents if kind == "agent" else found.sites)[id] = Head(row.seq, row.prev)
+        except (ValueError, TypeError, KeyError) as error:
+            shown = key[:KEY_SHOWN_MAX].decode(errors="backslashreplace")
+            detail = f"the stored row with the key {shown} can't be read"
+            found.unreadable.append(Violation(offset, _owner(key), 0, "row", f"{detail} ({_why(error)})"))
+    return found
 
 
-_HEADERS: Final = (b'["agent",', b'["site",')
+_OTHERS: Final = ("trigger", "text", "conversation", "remembered", "watch", "gate", "deletion", "claim", "site_control")
+_OTHER_ROWS: Final = (codec.write_key(codec.PARTITION_KEY), *(f'["{kind}","'.encode() for kind in _OTHERS))
+"""Beginnings of the keys of rows that hold no end of a chain: there are many times more of them."""
+KEY_SHOWN_MAX: Final = 200
+
+
+def _owner(key: bytes) -> str:
+    """Whose row it is, as far as its key can be read."""
+    try:
+        kind, *ids = codec.read_key(key)
+    except (ValueError, TypeError):
+        return ""
+    return ids[0] if kind in ("agent", "site") and len(ids) == 1 else ""
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return ": ".join([*map(str, first["loc"]), first["msg"]])
+    return str(error)
 
 
 async def _ends(bootstrap: str, partitions: int) -> dict[tuple[str, int], int]:
@@ -347,14 +398,18 @@ async def _ends(bootstrap: str, partitions: int) -> dict[tuple[str, int], int]:
 
 def _print(verdict: Verdict) -> None:
     counts = verdict.counts
-    summary = f"{counts.decisions:,} decisions, {len(verdict.violations)} violations"
+    summary = f"{_of(counts.decisions, 'decision')}, {_of(len(verdict.violations), 'violation')}"
     if counts.forced:
-        summary += f" ({counts.forced:,} forced dispatches, counted apart)"
+        summary += f" ({_of(counts.forced, 'forced dispatch', 'forced dispatches')}, counted apart)"
     typer.echo(summary)
-    if counts.recomputed:
-        typer.echo(f"{counts.recomputed:,} commands decided again gave the same decisions, byte for byte")
+    otherwise = sum(found.violation.kind == "recomputed" for found in verdict.violations)
+    if counts.recomputed or otherwise:
+        told = f"{_of(counts.recomputed, 'command')} decided again gave the same decision, byte for byte"
+        typer.echo(told + (f"; {otherwise:,} did not: see below" if otherwise else ""))
+    if any(found.topic in _TOPICS and found.violation.offset is not None for found in verdict.violations):
+        typer.echo("what comes after a violation in its partition's log is not counted: it can't be checked")
     for policy, number in sorted(counts.unknown.items()):
-        typer.echo(f"{number:,} decisions are of policy {policy!r}, unknown here: folded, not decided again")
+        typer.echo(f"{_of(number, 'decision')} of policy {policy!r}, unknown here: folded, not decided again")
     overtaken = (("triggers overtaken", counts.overtakings), ("claims overtaken at sites", counts.overtakings_at_sites))
     for what, by_reason in overtaken:
         if by_reason:
@@ -362,10 +417,13 @@ def _print(verdict: Verdict) -> None:
             typer.echo(f"older {what}, and what allowed it: {allowed}")
     for topic, number, violation in verdict.violations:
         where = "at its end" if violation.offset is None else f"offset {violation.offset}"
-        typer.echo(
-            f"{topic} partition {number}, {where}: {violation.kind}, {violation.decider!r}, "
-            f"decision {violation.seq}: {violation.detail}"
-        )
+        whose = f", {violation.decider!r}" if violation.decider else ""
+        whose += f", decision {violation.seq}" if violation.seq else ""
+        typer.echo(f"{topic} partition {number}, {where}: {violation.kind}{whose}: {violation.detail}")
+
+
+def _of(count: int, one: str, many: str = "") -> str:
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
 def _as_json(verdict: Verdict) -> dict[str, object]:

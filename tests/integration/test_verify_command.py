@@ -14,11 +14,12 @@ from api.cli.verify import Verdict, verify_log
 from api.http.problems import Problem
 from api.http.requests import WhatIfRequest
 from api.http.what_if import WhatIfs
-from streams import CHANGELOG
+from streams import CHANGELOG, codec
 from streams.audit import checkpoint
 from streams.audit.checkpoint import Checkpoint
 from streams.audit.logged import Logged
 from streams.kafka import history
+from streams.rules.agent.state import Agent
 from streams.settings import Settings
 from tests.audits import log_of
 from tests.conftest import PARTITIONS
@@ -125,6 +126,11 @@ async def test_damage_is_found_at_its_offset(topics: EmbeddedKafka, seed: int, t
     assert (violation["kind"], violation["offset"], violation["seq"]) == (
         "recomputed", log[place].offset, log[place].decision.seq,
     )  # fmt: skip
+    told = (await asyncio.to_thread(berth, tmp_path, "verify", BERTH_KAFKA=topics.bootstrap)).stdout
+    assert told.startswith(f"{found['decisions']:,} decisions, 1 violation\n")
+    assert f"{found['recomputed']:,} commands decided again gave the same decision" in told
+    assert "; 1 did not: see below\n" in told
+    assert found["decisions"] == found["recomputed"] < len(log)
     faster = await asyncio.to_thread(
         berth, tmp_path, "verify", "--no-recompute", "--json", BERTH_KAFKA=topics.bootstrap
     )
@@ -157,3 +163,44 @@ async def test_every_planted_violation_is_named_at_its_offset(topics: EmbeddedKa
     for place, planted in plants.items():
         assert (found[place].decider, found[place].offset) == (planted.decider, planted.offset)
         assert found[place].kind in planted.kinds, found[place]
+
+
+UNREADABLE = {
+    b"not a key": b"{}",
+    b'["agent","damaged"]': b"{",
+    b'["site","damaged"]': b'{"seq":"seven"}',
+    b'["agent"]': b"{}",
+    b'["agent",["x"]]': b"{}",
+    b'["nothing known","x"]': b"{}",
+    b'["trigger","cut off': b"{}",
+}
+
+
+async def test_a_row_that_cannot_be_read_is_a_violation_as_long_as_it_is_there(
+    topics: EmbeddedKafka, seed: int, tmp_path: Path
+) -> None:
+    """What is wrong with one that was removed or written over is in the topic until that is compacted, and is nothing.
+
+    One in each partition, beside a log that is whole.
+    """
+    log = office(seed)
+    await write(topics.bootstrap, log)
+    settings = Settings(kafka=topics.bootstrap)
+    async with AIOKafkaProducer(bootstrap_servers=topics.bootstrap) as producer:
+        offsets = [
+            (await producer.send_and_wait(CHANGELOG.name, value, key, partition=number)).offset
+            for number, (key, value) in enumerate(UNREADABLE.items())
+        ]
+        verdict = await verify_log(settings)
+        assert verdict.decisions == len(log)
+        for number, (key, found) in enumerate(zip(UNREADABLE, verdict.violations, strict=True)):
+            assert (found.topic, found.partition) == (CHANGELOG.name, number)
+            assert (found.violation.kind, found.violation.offset) == ("row", offsets[number])
+            assert key.decode() in found.violation.detail
+        done = await asyncio.to_thread(berth, tmp_path, "verify", BERTH_KAFKA=topics.bootstrap)
+        assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+        assert f"partition 0, offset {offsets[0]}: row: the stored row with the key not a key" in done.stdout
+        for number, key in enumerate(UNREADABLE):
+            whole = codec.write_agent(Agent("damaged").row) if number == 1 else None
+            await producer.send_and_wait(CHANGELOG.name, whole, key, partition=number)
+    assert figures(await verify_log(settings))[3] == []
