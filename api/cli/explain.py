@@ -11,9 +11,9 @@ from rich.table import Table
 from api.cli.as_of import name_of, said
 from api.cli.command_failed import CommandFailed
 from api.cli.log_reading import KEPT, decisions
-from streams.audit.as_of import as_json
+from streams.audit.as_of import as_json, is_instant
 from streams.audit.causes import TriggerId
-from streams.audit.explain import Explained, Explainer, Happened, Waited
+from streams.audit.explain import Explained, Explainer, Happened, InAll, Waited
 from streams.audit.precedence import Comparison, Place, Precedence, Rule
 from streams.rules.order import format_instant
 from streams.settings import load_settings
@@ -90,6 +90,10 @@ def _print(found: Explained) -> None:
         else:
             table.add_row(format_instant(one.from_at), "", _waited(one, found.at), "")
     console.print(table, markup=False)
+    if found.in_all:
+        console.print("\nwaited in all, where several causes may hold at the same time:", highlight=False)
+    for total in found.in_all:
+        console.print(f"  {total.seconds:,.3f} s  {total.reason}{_of_whom(total)}", highlight=False, markup=False)
 
 
 def _happened(one: Happened) -> str:
@@ -100,22 +104,22 @@ def _happened(one: Happened) -> str:
 
 
 def _fact(name: str, value: Any) -> str:
-    if name in _INSTANTS and isinstance(value, int):
+    if is_instant(name) and isinstance(value, int):
         return format_instant(value)
     if name.endswith("_seconds") and isinstance(value, float):
         return f"{value:.3f}"
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-_INSTANTS: Final = frozenset(
-    {"available_at", "created_at", "retry_at", "grace_until", "lease_until", "last_seen_at", "expires_at"}
-)
-
-
 def _waited(one: Waited, now: int) -> str:
-    text = f"  waited {one.seconds(now):.3f} s{' so far' if one.to_at is None else ''}: {one.reason}"
-    if one.name is not None:
-        text += f" ({one.scope} {one.name} at site {one.site})"
+    text = f"  waited {one.seconds(now):.3f} s"
+    if one.stretches > 1:
+        text += f" in {one.stretches} stretches"
+    if one.to_at is None:
+        text += f" until the last decision in the log, {format_instant(now)}"
+    elif one.stretches > 1:
+        text += f" until {format_instant(one.to_at)}"
+    text += f": {one.reason}{_of_whom(one)}"
     for held in one.holders[:5]:
         text += f"\n    held by {name_of(held.holder)} from {format_instant(held.from_at)}"
         if held.to_at is not None and held.to_at != one.to_at:
@@ -123,6 +127,10 @@ def _waited(one: Waited, now: int) -> str:
     if len(one.holders) > 5:
         text += f"\n    and by {len(one.holders) - 5} more (--json has all)"
     return text
+
+
+def _of_whom(one: Waited | InAll) -> str:
+    return "" if one.name is None else f" ({one.scope} {one.name} at site {one.site})"
 
 
 _RULES: Final[dict[Rule, str]] = {

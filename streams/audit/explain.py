@@ -1,11 +1,13 @@
 """One trigger's life over all of its attempts: what happened to it, who acted, and what it waited for, held by whom.
 
 A fold of its agent's decisions and of the sites'. After each decision the trigger's causes are looked at anew: a wait
-goes on while its cause holds, whatever changes beside, and its holders come and go within it.
+goes on while its cause holds, whatever changes beside, and its holders come and go within it. When a slot or a worker
+passes from one to the next its cause often lets go for less than a millisecond, or another one holds for so long: such
+stretches of one cause are told together, and only the time in which it held is counted.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from streams.audit.causes import Cause, Holder, Reason, causes
@@ -17,6 +19,8 @@ from streams.rules.order import SECOND
 from streams.rules.site_messages import Internal
 
 RUNNER: Final = "runner"
+SHORT: Final = SECOND
+"""Stretches of one cause that are shorter, or less apart, are told together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Happened:
 
 @dataclass(slots=True)
 class Held:
-    """``to_at`` None: still."""
+    """``holder``: as it was last while it held. ``to_at`` None: still."""
 
     holder: Holder
     from_at: int
@@ -43,9 +47,10 @@ class Held:
 
 @dataclass(slots=True)
 class Waited:
-    """One cause, for as long as it held without a break. At most 20 holders at a time; ``to_at`` None: still.
+    """One cause, for as long as it held without a break but short ones, and without an attempt.
 
-    ``site``, ``scope`` and ``name``: of whose, where it is a site's or a gate's.
+    At most 20 holders at a time; ``to_at`` None: still. ``site``, ``scope`` and ``name``: of whose, where it is a
+    site's or a gate's. ``stretches``: how many there are, ``between_seconds``: in which it did not hold.
     """
 
     reason: Reason
@@ -55,14 +60,35 @@ class Waited:
     site: str | None = None
     scope: str | None = None
     name: str | None = None
+    stretches: int = 1
+    between_seconds: float = 0.0
+
+    @property
+    def of_what(self) -> "_Key":
+        return self.reason, self.site, self.scope, self.name
 
     def seconds(self, now: int) -> float:
-        return ((now if self.to_at is None else self.to_at) - self.from_at) / SECOND
+        """For how long the cause held."""
+        return ((now if self.to_at is None else self.to_at) - self.from_at) / SECOND - self.between_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class InAll:
+    """For how long a cause held over all attempts, until the last decision in the log."""
+
+    reason: Reason
+    seconds: float
+    site: str | None
+    scope: str | None
+    name: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """``at``: how far the log goes; ``state``: the trigger's then. Waits overlap where several causes held at once."""
+    """``at``: how far the log goes; ``state``: the trigger's then. Waits overlap where several causes held at once.
+
+    ``in_all``: the longest first.
+    """
 
     agent_id: str
     trigger_id: str
@@ -70,6 +96,7 @@ class Explained:
     state: str
     at: int
     timeline: tuple[Happened | Waited, ...]
+    in_all: tuple[InAll, ...]
 
 
 _Key = tuple[Reason, str | None, str | None, str | None]
@@ -105,7 +132,8 @@ class Explainer:
         """What is known at the end of the log; None: no decision names the trigger."""
         if not self._happened:
             return None
-        waited = [one for one in self._waited if one.to_at != one.from_at]
+        begun = [one.at for one in self._happened if one.what == "dispatched"]
+        waited = _together([one for one in self._waited if one.to_at != one.from_at], begun)
         timeline: list[tuple[int, int, Happened | Waited]] = [(one.at, 0, one) for one in self._happened]
         timeline += [(one.from_at, 1, one) for one in waited]
         return Explained(
@@ -115,6 +143,7 @@ class Explainer:
             self._state,
             self._past.at,
             tuple(one for _, _, one in sorted(timeline, key=lambda item: item[:2])),
+            _in_all(waited, self._past.at),
         )
 
     # What happened
@@ -187,8 +216,8 @@ class Explainer:
         for key, cause in found.items():
             waited = self._open.get(key)
             if waited is None:
-                reason, *of_whom = key
-                waited = self._open[key] = Waited(reason, at, None, [], *of_whom)
+                reason, site, scope, name = key
+                waited = self._open[key] = Waited(reason, at, None, [], site, scope, name)
                 self._waited.append(waited)
             self._hold(waited, cause, at)
 
@@ -197,7 +226,9 @@ class Explainer:
         holding = {held.holder.who: held for held in waited.holders if held.to_at is None}
         now = {holder.who: holder for holder in cause.holders}
         for who_holds, held in holding.items():
-            if who_holds not in now:
+            if who_holds in now:
+                held.holder = now[who_holds]
+            else:
                 held.to_at = at
         waited.holders.extend(Held(holder, at) for who_holds, holder in now.items() if who_holds not in holding)
 
@@ -208,6 +239,47 @@ class Explainer:
             if held.to_at is None:
                 held.to_at = at
         waited.holders = [held for held in waited.holders if held.to_at != held.from_at]
+
+
+def _together(stretches: list[Waited], begun: list[int]) -> list[Waited]:
+    """Of each cause those that are short, or little apart, as one; ``begun``: attempts, which part what they are in."""
+    found: list[Waited] = []
+    newest: dict[_Key, Waited] = {}
+    for one in stretches:
+        before = newest.get(one.of_what)
+        end = None if before is None else before.to_at
+        is_short = one.to_at is not None and one.to_at - one.from_at < SHORT
+        if before is None or end is None or any(end <= at <= one.from_at for at in begun):
+            is_apart = True
+        else:
+            is_apart = one.from_at - end >= SHORT and not is_short
+        if before is None or end is None or is_apart:
+            before = newest[one.of_what] = replace(one, holders=[])
+            found.append(before)
+        else:
+            before.to_at = one.to_at
+            before.stretches += one.from_at > end
+            before.between_seconds += (one.from_at - end) / SECOND
+        for held in one.holders:
+            _hold_on(before.holders, held)
+    return found
+
+
+def _hold_on(holders: list[Held], held: Held) -> None:
+    """A holder of the next stretch, which may be one of the last that has let go for a short time only."""
+    last = next((one for one in reversed(holders) if one.holder.who == held.holder.who), None)
+    if last is not None and last.to_at is not None and held.from_at - last.to_at < SHORT:
+        last.holder, last.to_at = held.holder, held.to_at
+    else:
+        holders.append(replace(held))
+
+
+def _in_all(waited: list[Waited], now: int) -> tuple[InAll, ...]:
+    seconds: dict[_Key, float] = {}
+    for one in waited:
+        seconds[one.of_what] = seconds.get(one.of_what, 0.0) + one.seconds(now)
+    found = [InAll(reason, time, *of_whom) for (reason, *of_whom), time in seconds.items()]
+    return tuple(sorted(found, key=lambda one: -one.seconds))
 
 
 _STATES: Final = {

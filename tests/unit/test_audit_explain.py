@@ -1,10 +1,15 @@
 """One trigger's life as the log tells it: what it waited for and who held that, who acted, and why it was first."""
 
+from collections import Counter
+
 import pytest
 
-from streams.audit.causes import TriggerId
+from api.cli.explain import _waited
+from streams.audit.causes import Holder, TriggerId, causes
 from streams.audit.explain import Explained, Happened, Waited, explain
+from streams.audit.past import Past
 from streams.audit.precedence import Comparison, Precedence
+from streams.rules.messages import Trigger
 from streams.rules.order import SECOND
 from tests.audits import log_of
 from tests.driving import T0, Driven, at_seconds
@@ -138,6 +143,126 @@ def test_a_trigger_that_waits_still_waits_up_to_the_end_of_the_log() -> None:
     assert found.state == "waiting"
     assert waited(found) == [("agent_parallelism_limit_reached", 20)]
     assert [one.to_at for one in found.timeline if isinstance(one, Waited)] == [None]
+
+
+def test_a_holder_is_shown_as_it_was_last() -> None:
+    """Who stands before it waits, runs, pauses: an attempt has another id each time."""
+    driven = Driven(default_limit=1)
+    driven.trigger("other")
+    driven.trigger("head", conversation_id="c")
+    driven.trigger("behind", conversation_id="c")
+
+    def head() -> Holder:
+        (busy,) = [
+            one
+            for one in life_of(driven, "behind").timeline
+            if isinstance(one, Waited) and one.reason == "conversation_busy"
+        ]
+        (held,) = busy.holders
+        assert (held.from_at, held.to_at) == (T0, None)
+        return held.holder
+
+    assert (head().state, head().execution_id) == ("waiting", None)
+    driven.advance(5)
+    driven.finish("other")
+    execution_id = driven.dispatch("head")["execution_id"]
+    assert (head().state, head().execution_id) == ("running", execution_id)
+    driven.advance(5)
+    driven.status("head", "paused")
+    assert head().state == "paused"
+
+
+def passes(gap_seconds: float, times: int = 20, seconds: float = 5) -> Driven:
+    """A worker that goes from one to the next so many times, and is free in between; "t" may not use it meanwhile."""
+    driven = Driven(pool=1)
+    driven.configure("B", parallelism_limit="unlimited")
+    driven.site_control("gate", scope="organization", name="o", enabled=False)
+    driven.trigger("t", worker=True, organization_id="o")
+    for number in range(times):
+        driven.trigger(f"b{number}", "B", worker=True)
+        driven.advance(seconds)
+        driven.finish(f"b{number}", "B")
+        driven.advance(gap_seconds)
+    return driven
+
+
+def test_stretches_that_are_little_apart_are_one_row_and_only_the_time_it_held_counts() -> None:
+    found = life_of(passes(0.0004), "t")
+    gate, workers = (one for one in found.timeline if isinstance(one, Waited))
+    assert (gate.reason, gate.stretches, gate.between_seconds) == ("organization_disabled", 1, 0)
+    assert (workers.reason, workers.stretches) == ("site_workers_busy", 20)
+    assert workers.between_seconds == pytest.approx(19 * 0.0004)
+    assert workers.seconds(found.at) == pytest.approx(100)
+    assert [held.holder.trigger_id for held in workers.holders] == [f"b{number}" for number in range(20)]
+    apart = life_of(passes(2), "t")
+    assert [one.stretches for one in apart.timeline if isinstance(one, Waited)] == [1] * 21
+    for one in (found, apart):
+        assert [(total.reason, total.name) for total in one.in_all] == [
+            ("organization_disabled", "o"), ("site_workers_busy", None),
+        ]  # fmt: skip
+        assert one.in_all[1].seconds == pytest.approx(100)
+
+
+def test_short_stretches_are_one_row_however_far_apart() -> None:
+    found = life_of(passes(5, seconds=0.0004), "t")
+    rows = [one for one in found.timeline if isinstance(one, Waited) and one.reason == "site_workers_busy"]
+    assert [one.stretches for one in rows] == [20]
+    assert rows[0].seconds(found.at) == pytest.approx(20 * 0.0004)
+
+
+def test_an_attempt_parts_the_waits_before_and_after_it_however_short_it_was() -> None:
+    driven = Driven(default_limit=1)
+    driven.trigger("a")
+    driven.trigger("t", conversation_id="c")
+    driven.advance(10)
+    driven.finish("a")
+    driven.trigger("b")
+    driven.advance(0.0004)
+    driven.fail("t")
+    driven.advance(10)
+    driven.finish("b")
+    rows = [one for one in life_of(driven, "t").timeline if isinstance(one, Waited)]
+    full = [one for one in rows if one.reason == "agent_parallelism_limit_reached"]
+    assert [one.stretches for one in full] == [1, 1]
+    begun = next(
+        one.at for one in life_of(driven, "t").timeline if isinstance(one, Happened) and one.what == "dispatched"
+    )
+    assert full[0].to_at == begun
+
+
+def test_what_still_waits_waits_until_the_last_decision_and_is_said_so() -> None:
+    driven = Driven(default_limit=1)
+    driven.trigger("a")
+    driven.trigger("b")
+    driven.advance(20)
+    driven.trigger("c")
+    found = life_of(driven, "b")
+    (row,) = (one for one in found.timeline if isinstance(one, Waited))
+    assert _waited(row, found.at) == (
+        "  waited 20.000 s until the last decision in the log, 2026-03-01T10:00:20.000000Z: "
+        "agent_parallelism_limit_reached\n    held by a of A from 2026-03-01T10:00:00.000000Z"
+    )
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_what_is_told_together_adds_up_to_what_held(number: int, seed: int) -> None:
+    """Of any life in a day: the time of each cause is that of looking at it after every decision."""
+    log = list(log_of(Office(seed * 10 + number).work(80, 300).driven))
+    for agent_id, trigger_id in sorted({(one.decider.id, one.decision.command.id) for one in log
+                                        if isinstance(one.decision.command, Trigger)})[::9]:  # fmt: skip
+        found = explain(log, agent_id, trigger_id)
+        assert found is not None
+        past, plainly = Past(), Counter[tuple[str, str | None]]()
+        for logged in log:
+            row = past.agent(agent_id).triggers.get(trigger_id)
+            if row is not None and row.state == "waiting":
+                begin, end = past.at, logged.decision.at
+                own_time = min(max(row.available_at, begin), end)
+                for start, stop in ((begin, own_time), (own_time, end)):
+                    for cause in causes(past.facts(past.agent(agent_id)), row, start) if stop > start else ():
+                        plainly[cause.reason, cause.name] += stop - start
+            past.fold(logged)
+        assert {(one.reason, one.name): round(one.seconds * SECOND) for one in found.in_all} == dict(plainly)
 
 
 @pytest.mark.parametrize("number", range(2))
