@@ -16,7 +16,6 @@ from aiokafka.errors import OffsetOutOfRangeError
 
 from projections.store import Batch, LogRecord, Position
 from streams import DEAD_LETTERS, DECISIONS, SITE_DECISIONS, TEXTS
-from streams.kafka.clients import stop
 
 TOPICS: Final = (DECISIONS, SITE_DECISIONS, TEXTS, DEAD_LETTERS)
 KEPT_FOR_EVER: Final = frozenset({DECISIONS.name, SITE_DECISIONS.name})
@@ -67,7 +66,7 @@ class Log:
         try:
             await self._consumer.start()
         except BaseException:
-            await stop(self._consumer)
+            await self._consumer.stop()
             raise
         self._consumer.assign(self._all)
         return self

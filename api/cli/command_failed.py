@@ -5,13 +5,7 @@ therefore carries these three parts, and ``berth`` prints them instead of a trac
 command is a bug of Berth and keeps its traceback.
 """
 
-import re
 from typing import Final
-
-from aiokafka.errors import KafkaError
-
-from streams.kafka.clients import is_outage
-from streams.settings import NoServerKnown, SettingsRefused
 
 FAILED_EXIT_CODE: Final = 1
 """Also of commands that have found something: a violation, rows to write, a difference."""
@@ -38,38 +32,3 @@ class CommandFailed(RuntimeError):  # noqa: N818 - it reads as what it is: the c
         self.kept = kept
         self.advice = advice
         self.exit_code = exit_code
-
-
-def failure_of(error: Exception) -> CommandFailed | None:
-    """What is said of an exception that every command may let pass; None: it is a bug, and keeps its traceback."""
-    match error:
-        case CommandFailed():
-            return error
-        case SettingsRefused():
-            kept, code = "everything; nothing was started.", FAILED_EXIT_CODE
-            if isinstance(error, NoServerKnown):
-                code = AWAY_EXIT_CODE
-            return CommandFailed(error.happened, kept=kept, advice=error.advice, exit_code=code)
-        case KafkaError() if is_outage(error):
-            return CommandFailed(
-                f"Kafka can't be reached: {in_words(error)}.",
-                kept="everything; this command has changed nothing.",
-                advice="start it (berth up), or give the address of yours: BERTH_KAFKA=host:9092. "
-                "berth doctor looks at the whole installation.",
-                exit_code=KAFKA_AWAY_EXIT_CODE,
-            )
-    return None
-
-
-def in_words(error: BaseException) -> str:
-    """What a library says of its failure, without its classes' names before it."""
-    said = _CLASS_NAMES.sub("", str(error)).strip().removesuffix(".")
-    asked = _ASKED.findall(said) if said.startswith("Unable to bootstrap") else ()
-    if asked:
-        return f"nobody answers at {', '.join(':'.join(address) for address in asked)}"
-    return said or ("it gave no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
-
-
-_ASKED: Final = re.compile(r"\('([^']+)', (\d+),")
-"""The addresses, as aiokafka prints them."""
-_CLASS_NAMES: Final = re.compile(r"^(?:\w*(?:Error|Exception|Fenced|Epoch)\b(?:: ?|$))+")

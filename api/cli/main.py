@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from api.cli.command_failed import CommandFailed, failure_of
+from api.cli.command_failed import CommandFailed
+from api.cli.failures import failure_of
 from streams.settings import SettingsRefused
 
 

@@ -12,7 +12,8 @@ import structlog
 from aiokafka.errors import KafkaConnectionError
 from structlog.typing import Processor
 
-from api.cli.command_failed import CommandFailed, failure_of
+from api.cli.command_failed import CommandFailed
+from api.cli.failures import failure_of
 from streams.ending import ENDS_SECONDS_MAX, Ending
 from streams.settings import SettingsRefused
 

@@ -181,7 +181,7 @@ def test_what_the_command_line_has_words_for_is_raised_and_ends_the_process_all_
     left = LEFT_BEHIND["a thread that the interpreter waits for"]
     with service(left, "raise KafkaConnectionError('away')") as process:
         _, complaint = process.communicate(timeout=BOUND_SECONDS)
-    assert process.returncode == 1
+    assert process.returncode == 69
     assert complaint.rstrip().endswith("KafkaConnectionError: away")
 
 
