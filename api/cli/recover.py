@@ -11,18 +11,24 @@ from aiokafka.errors import KafkaError, ProducerFenced
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from api.cli.command_failed import CommandFailed
+from api.cli.command_failed import AWAY_EXIT_CODE, FAILED_EXIT_CODE, CommandFailed
+from api.cli.failures import in_words
 from api.cli.recovering import Recovered, records_of_logs, recover_partition
 from api.cli.topics import require_fit
 from streams import CHANGELOG
 from streams.audit.logged import Unreadable
 from streams.audit.recover import LogDamaged
+from streams.kafka.clients import is_outage
 from streams.kafka.recovery import members
 from streams.rules.order import format_instant
 from streams.settings import Settings, load_settings
 
 NOT_WRITTEN_EXIT_CODE: Final = 1
 SHOWN_MAX: Final = 20
+NOT_AGAIN: Final = (
+    "can't be decided again as they were (another version's rules, or rows that were damaged then); folded from their "
+    "events"
+)
 _AGAIN: Final = "run berth recover again: it goes on with what is not written yet."
 
 
@@ -42,7 +48,8 @@ def recover(
 
     Without --yes nothing is written: it says which rows of berth-state-changelog are missing, different or too many,
     and exits with 1 if there are any, else with 0. With --yes it puts them right, as the only writer of each partition;
-    exit code 0 when all of it is written. No worker may run meanwhile; upstreams, API and projector may.
+    exit code 0 when all of it is written. 69: Kafka is away. No worker may run meanwhile; upstreams, API and projector
+    may.
 
     Everything comes back as it was: slots, leases, queues, claims, gates, budgets, what is remembered. Messages and
     payloads of live triggers are found in the rows that are left, in berth.triggers, berth.dispatches or berth.texts.
@@ -59,7 +66,7 @@ def recover(
     if as_json:
         typer.echo(json.dumps({"written": yes, "partitions": [_as_json(one) for one in found]}))
     else:
-        _print(found, yes)
+        _print(found, yes, accept_cut_log)
     if any(not (one.is_as_stored or one.is_written) for one in found):
         raise typer.Exit(NOT_WRITTEN_EXIT_CODE)
 
@@ -123,22 +130,23 @@ def _failure(
             )
         case _:
             return CommandFailed(
-                f"Kafka failed in partition {number}: {error!r}.",
+                f"Kafka failed in partition {number}: {in_words(error)}.",
                 kept=half if write else "everything; nothing was written.",
                 advice=f"look at Kafka, then {_AGAIN}",
+                exit_code=AWAY_EXIT_CODE if is_outage(error) else FAILED_EXIT_CODE,
             )
 
 
 # Telling
 
 
-def _print(found: Sequence[Recovered], write: bool) -> None:
+def _print(found: Sequence[Recovered], write: bool, accept_cut_log: bool) -> None:
     for one in found:
         typer.echo(_line(one))
         for note in one.notes if not one.is_as_stored else ():
             typer.echo(f"  note: {note}")
         if one.looked_at_anew and not one.is_as_stored:
-            typer.echo(f"  decided by rules of another version, folded: {_some(one.looked_at_anew)}")
+            typer.echo(f"  {NOT_AGAIN}: {_some(one.looked_at_anew)}")
         for ahead in one.ahead[:SHOWN_MAX]:
             typer.echo(
                 f"  {ahead.decider.kind} {ahead.decider.id!r}: its stored row is of decision {ahead.stored_seq}, the "
@@ -151,7 +159,7 @@ def _print(found: Sequence[Recovered], write: bool) -> None:
             )
         if len(one.lost) > SHOWN_MAX:
             typer.echo(f"  and {len(one.lost) - SHOWN_MAX:,} more that have lost their payload: --json lists all")
-    typer.echo(_summary(found, write))
+    typer.echo(_summary(found, write, accept_cut_log))
 
 
 def _line(one: Recovered) -> str:
@@ -179,7 +187,8 @@ def _fate(state: str, is_written: bool) -> str:
     return "ended as failed" if is_written else "would end as failed"
 
 
-def _summary(found: Sequence[Recovered], write: bool) -> str:
+def _summary(found: Sequence[Recovered], write: bool, accept_cut_log: bool) -> str:
+    """What to do now. A partition whose log was cut is named with the one way that is not refused."""
     wrong = [one for one in found if not one.is_as_stored]
     if not wrong:
         return "Nothing to do: the stored rows are as the log says."
@@ -187,21 +196,27 @@ def _summary(found: Sequence[Recovered], write: bool) -> str:
     lines = []
     if lost:
         lines.append(f"{lost:,} triggers have lost what a runner would be sent: send them again, with new ids.")
-    refused = [one.number for one in wrong if one.ahead and not one.is_written]
+    if any(one.looked_at_anew for one in wrong):
+        lines.append("berth verify says which decisions can't be decided again, and whether the log is whole.")
+    refused = [one.number for one in wrong if one.ahead and not (one.is_written or accept_cut_log)]
     if refused:
+        only = " ".join(f"--partition {number}" for number in refused)
         lines.append(
-            f"Partitions {_numbers(refused)}: the log has lost its end. Restore it from a backup; or, if what is there "
-            "is all that there is, and nothing else of what was decided still runs: berth recover --accept-cut-log"
+            f"{_numbers(refused)}: the log has lost its end. Restore it from a backup; or, if what is there is all "
+            f"there is, and nothing else of what was decided still runs: berth recover --yes --accept-cut-log {only}"
         )
+    if written := [one.number for one in wrong if one.is_written]:
+        lines.append(f"Written: {_numbers(written).lower()}. Start the workers; berth verify proves the log.")
     if not write:
-        lines.append(f"Nothing was written. To put rows of {CHANGELOG.name} right: berth recover --yes")
-    elif written := [one.number for one in wrong if one.is_written]:
-        lines.append(f"Written: partitions {_numbers(written)}. Start the workers; berth verify proves the log.")
+        can_be_written = [one for one in wrong if one.number not in refused]
+        words = "berth recover --yes" + (" --accept-cut-log" if any(one.ahead for one in can_be_written) else "")
+        where = f"{CHANGELOG.name}{' in the other partitions' if refused else ''}"
+        lines.append("Nothing was written." + (f" To put rows of {where} right: {words}" if can_be_written else ""))
     return "\n".join(lines)
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
+    return f"Partition{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _as_json(one: Recovered) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """The stored rows of one partition, made anew from the log of its decisions.
 
 Every decision is decided again on the state before it, which gives the state after it as its decider had it, with the
-work that a step left over. What these rules don't give back byte for byte (an older policy, a bug mended since) is
-folded from its events instead; then work that was left over isn't known, and the decider looks at everything anew.
+work that a step left over. What these rules don't give back byte for byte (an older policy, a bug mended since, rows
+that were damaged when it was decided) is folded from its events instead; then work that was left over isn't known, and
+the decider looks at everything anew.
 
 The log alone doesn't have everything. From elsewhere come
 

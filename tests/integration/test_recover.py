@@ -306,8 +306,15 @@ async def test_a_log_without_its_end_is_not_gone_back_to_unless_one_says_so(
         (part,) = [one for one in found["partitions"] if one["ahead_of_the_log"]]
         assert (part["state"], part["ahead_of_the_log"][0]["stored"]) == ("not_written", row.seq)
         told = await asyncio.to_thread(berth, tmp_path, "recover", BERTH_KAFKA=bootstrap)
-        assert "--accept-cut-log" in told.stdout
-        code, _ = await recover(bootstrap, tmp_path, "--yes", "--accept-cut-log", "--partition", str(number))
+        (cut,) = (line for line in told.stdout.splitlines() if "the log has lost its end" in line)
+        assert cut.startswith(f"Partition {number}:")
+        words = cut.rpartition(": berth ")[2].split()
+        assert words == ["recover", "--yes", "--accept-cut-log", "--partition", str(number)]
+        assert told.stdout.endswith("\nNothing was written.\n"), "and no hint that would be refused"
+        accepted = await asyncio.to_thread(berth, tmp_path, "recover", "--accept-cut-log", BERTH_KAFKA=bootstrap)
+        assert "lost its end" not in accepted.stdout
+        assert accepted.stdout.endswith("right: berth recover --yes --accept-cut-log\n")
+        code, _ = await recover(bootstrap, tmp_path, *words[1:])
         assert code == 0
         check_rows(before, await stored_rows(bootstrap))
 
