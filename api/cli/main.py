@@ -7,6 +7,7 @@ Only the module of the command that is run is imported: ``berth run`` starts fiv
 others would cost each a second of a core.
 """
 
+import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -28,6 +29,7 @@ class Berth(typer.Typer):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line; on a failure say it and leave with its exit code."""
+        logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # what it says is said here, in words
         try:
             return super().__call__(*args, **kwargs)
         except (CommandFailed, SettingsRefused, KafkaError) as error:

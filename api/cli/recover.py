@@ -75,11 +75,13 @@ def _require_no_workers(settings: Settings) -> None:
     running = asyncio.run(members(settings.kafka_addresses()))
     if running:
         seconds = settings.session_timeout_seconds
+        where = ", ".join(f"{count} at {host}" for host, count in sorted(Counter(running).items()))
         raise CommandFailed(
-            f"Workers are running: {', '.join(running)}. They hold their state in memory, and rows can't be put in "
+            f"Workers are running: {where}. They hold their state in memory, and rows can't be put in "
             "place behind their backs.",
             kept="everything; nothing was read or written.",
-            advice=f"stop every berth worker (one that was killed counts for another {seconds:g} s), then try again.",
+            advice="stop every berth worker (the topic berth.workers says which there are; one that was killed counts for "
+            f"another {seconds:g} s), then try again.",
         )
 
 

@@ -31,13 +31,16 @@ Rows = Mapping[bytes, bytes | None]
 
 
 async def members(bootstrap: str) -> list[str]:
-    """Where the workers run that are in the group now; one that was killed stays until its session ends."""
+    """The hosts of the workers that are in the group now, each as often as it has some.
+
+    One that was killed stays until its session ends.
+    """
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         await admin.start()
         with suppress(GroupCoordinatorNotAvailableError):  # a broker on which there never was a group
             (answer,) = await admin.describe_consumer_groups([APPLICATION_ID])
-            return sorted(f"{client_id} at {host}" for group in answer.groups for _, client_id, host, *_ in group[5])
+            return sorted(host.removeprefix("/") for group in answer.groups for _, _, host, *_ in group[5])
         return []
     finally:
         await admin.close()

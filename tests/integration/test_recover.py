@@ -281,7 +281,7 @@ async def test_it_refuses_while_workers_run_and_says_what_to_do(topics: Embedded
         for words in ((), ("--yes",)):
             done = await asyncio.to_thread(berth, tmp_path, "recover", *words, BERTH_KAFKA=topics.bootstrap)
             assert done.returncode == 1
-            assert "Workers are running" in done.stderr
+            assert "Workers are running: 1 at 127.0.0.1." in done.stderr
             assert "stop every berth worker" in done.stderr
         assert await stored_rows(topics.bootstrap) == before
         assert worker.is_running

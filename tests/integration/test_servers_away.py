@@ -4,7 +4,11 @@ A program that runs one of them tells "something is wrong with the log" (1) from
 """
 
 import asyncio
+import os
+import signal
 import socket
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -31,7 +35,21 @@ def test_without_kafka_a_command_ends_with_the_code_for_that(tmp_path: Path, wor
         done = berth(tmp_path, *words, **variables)
         assert done.returncode == AWAY_EXIT_CODE, done.stderr
         assert told in done.stderr and "Kept:" in done.stderr and "To do:" in done.stderr
-        assert "Traceback" not in done.stderr and "Unclosed" not in done.stderr
+        assert all(word not in done.stderr for word in ("Traceback", "Unclosed", "Unable connect"))
+
+
+def test_ctrl_c_while_it_still_imports_shows_no_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "api.cli", "verify"]
+    environment = {**os.environ, "BERTH_KAFKA": NOBODY}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.rstrip().endswith("typer"):  # half of it
+                break
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.returncode == -signal.SIGINT
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("words", [("projections", "diff"), ("projections", "rebuild"), ("as-of",)], ids=" ".join)
