@@ -80,8 +80,8 @@ def _require_no_workers(settings: Settings) -> None:
             f"Workers are running: {where}. They hold their state in memory, and rows can't be put in "
             "place behind their backs.",
             kept="everything; nothing was read or written.",
-            advice="stop every berth worker (the topic berth.workers says which there are; one that was killed counts for "
-            f"another {seconds:g} s), then try again.",
+            advice="stop every berth worker (the topic berth.workers says which there are; one that was killed counts "
+            f"for another {seconds:g} s), then try again.",
         )
 
 
