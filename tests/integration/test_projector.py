@@ -16,6 +16,7 @@ from api.cli.embedded_kafka import EmbeddedKafka
 from api.cli.embedded_postgres import EmbeddedPostgres
 from projections import schema
 from projections.rebuild import compare, rebuild
+from projections.snapshots import SNAPSHOT_DECISIONS
 from projections.store import Store
 from streams import DECISIONS, TEXTS, TOPICS
 from streams.rules.agent.state import Agent
@@ -90,7 +91,7 @@ async def test_it_makes_the_snapshots_that_are_due_also_those_of_one_that_was_ki
 
             async def all_made() -> bool:
                 due = connection.execute(
-                    "SELECT count(*) FROM berth.agents WHERE seq - snapshot_seq >= 1000"
+                    "SELECT count(*) FROM berth.agents WHERE seq - snapshot_seq >= %s", (SNAPSHOT_DECISIONS,)
                 ).fetchone()
                 return due == (0,)
 

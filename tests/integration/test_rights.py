@@ -200,7 +200,9 @@ async def test_who_asked_is_what_the_token_says_whatever_else_does(berth: Stack)
     ann = berth.client_of("person", "ann", (agent,))
     false = {"X-User": "root", "X-Forwarded-User": "root", "requested_by": "root"}
     path = f"/api/agents/{agent}"
-    trigger = await ann.post(f"{path}/triggers?requested_by=root", json={"requested_by": "root"}, headers=false)
+    refused = await ann.post(f"{path}/triggers?requested_by=root", json={}, headers=false)
+    assert (refused.status_code, refused.json()["field"]) == (400, "requested_by")
+    trigger = await ann.post(f"{path}/triggers", json={"requested_by": "root"}, headers=false)
     patch = await ann.patch(path, json={"display_name": "n", "requested_by": "root"}, headers=false)
     stop = await ann.delete(f"{path}/triggers/{trigger.json()['trigger_id']}", headers=false)
     assert {made.status_code, trigger.status_code} == {201} and {patch.status_code, stop.status_code} <= {200, 202}
