@@ -148,7 +148,12 @@ async def run_storm(
                 await every_partition_decides(kafka.bootstrap, allowed)
                 await all_handled(kafka.bootstrap, allowed + 60)
             else:
-                await until(settled, timeout_seconds=allowed + 60)
+
+                async def is_settled() -> bool:
+                    await storm.keep_one()  # one that was frozen may end only now
+                    return await settled()
+
+                await until(is_settled, timeout_seconds=allowed + 60)
         except (AssertionError, TimeoutError) as error:
             raise AssertionError(f"{error}\n{time.monotonic() - began:.1f} s\n{storm.account()}") from error
         await storm.keep_one()

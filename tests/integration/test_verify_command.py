@@ -127,7 +127,7 @@ async def test_damage_is_found_at_its_offset(topics: EmbeddedKafka, seed: int, t
         "recomputed", log[place].offset, log[place].decision.seq,
     )  # fmt: skip
     told = (await asyncio.to_thread(berth, tmp_path, "verify", BERTH_KAFKA=topics.bootstrap)).stdout
-    assert told.startswith(f"{found['decisions']:,} decisions, 1 violation\n")
+    assert told.startswith(f"{found['decisions']:,} decisions, 1 violation")
     assert f"{found['recomputed']:,} commands decided again gave the same decision" in told
     assert "; 1 did not: see below\n" in told
     assert found["decisions"] == found["recomputed"] < len(log)
