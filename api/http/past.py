@@ -9,7 +9,6 @@ not decided yet, or not applied to the tables, nobody knows.
 
 import asyncio
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from psycopg.rows import DictRow
@@ -23,11 +22,9 @@ from streams.audit.causes import causes
 from streams.audit.folded_facts import FoldedFacts
 from streams.rules.agent.rows import TriggerRow
 from streams.rules.agent.state import Agent
-from streams.rules.order import OrderKey, format_instant, parse_instant
+from streams.rules.order import OrderKey, format_instant, instant_of, moment_of, parse_instant
 from streams.rules.site.state import Site
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
 _SEQ_DIGITS_MAX: Final = 16
 
 
@@ -89,7 +86,7 @@ async def capacity(
         "paused": agent.row.paused,
         "is_serial": agent.is_serial,
     }
-    return {**views.capacity(row, slots, _moment(then.at)), "as_of": then.as_of}
+    return {**views.capacity(row, slots, moment_of(then.at)), "as_of": then.as_of}
 
 
 async def queue(
@@ -119,7 +116,7 @@ def _queue_page(then: AgentThen, after: OrderKey | None, rows: int) -> dict[str,
     following = None
     if len(page) == rows:
         last = page[-1]
-        following = views.cursor(_moment(last.available_at), _moment(last.created_at), last.trigger_id)
+        following = views.cursor(moment_of(last.available_at), moment_of(last.created_at), last.trigger_id)
     return {
         "agent_id": agent.agent_id,
         "waiting": len(agent.waiting),
@@ -161,7 +158,7 @@ def _check_end(agent_id: str, moment: Moment, newest: DictRow) -> None:
             "already, with the min_position of the write that it answered.",
             members=members,
         )
-    if moment.at is not None and _moment(moment.at) > max(views.now(), newest["decided_at"]):
+    if moment.at is not None and moment_of(moment.at) > max(views.now(), newest["decided_at"]):
         raise Problem(
             404,
             "not_decided_yet",
@@ -179,20 +176,16 @@ def _slot(row: TriggerRow, preview: str | None) -> dict[str, Any]:
         "conversation_id": row.conversation_id,
         "attempt": row.attempt,
         "forced": row.forced,
-        "dispatched_at": _moment(row.dispatched_at),
+        "dispatched_at": moment_of(row.dispatched_at),
         "message_preview": preview,
     }
 
 
 def _queued(agent: Agent, row: TriggerRow) -> dict[str, Any]:
     fields = {name: getattr(row, name) for name in views.QUEUED_FIELDS}
-    instants = {name: _moment(at) for name, at in fields.items() if name.endswith("_at") and at is not None}
+    instants = {name: moment_of(at) for name, at in fields.items() if name.endswith("_at") and at is not None}
     head = agent.head(row.conversation_id)
     return {**fields, **instants, "head_trigger_id": None if head is None else head.trigger_id}
-
-
-def _moment(instant: int) -> datetime:
-    return _EPOCH + instant * _MICROSECOND
 
 
 def _read_cursor(cursor: str) -> OrderKey:
@@ -200,5 +193,5 @@ def _read_cursor(cursor: str) -> OrderKey:
     instants = [views.read_instant_of_cursor(text) for text in (available_at, created_at)]
     if any(instant.tzinfo is None for instant in instants):
         raise invalid("invalid_field", "cursor", "cursor must be a next_cursor that this service gave.")
-    first, second = ((instant - _EPOCH) // _MICROSECOND for instant in instants)
+    first, second = (instant_of(instant) for instant in instants)
     return OrderKey(first, second, trigger_id.encode())

@@ -5,8 +5,8 @@ Pure: rows and the time in, causes out. Instants of rows are datetimes, those of
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal
+from datetime import datetime
+from typing import Any, Literal
 
 from streams.audit import causes as computed
 from streams.audit.causes import (
@@ -23,16 +23,9 @@ from streams.audit.causes import (
     Trigger,
 )
 from streams.rules.agent.rows import DEFAULT_SITE, ClaimState
-from streams.rules.order import OrderKey, order_key
+from streams.rules.order import OrderKey, instant_of, order_key
 
 Row = Mapping[str, Any]
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
-
-
-def microseconds(moment: datetime) -> int:
-    """A row's instant, as rules and causes have it."""
-    return (moment - _EPOCH) // _MICROSECOND
 
 
 def site_of(trigger: Row) -> str | None:
@@ -75,8 +68,8 @@ def stored_trigger(row: Row) -> StoredTrigger:
         row["trigger_id"],
         row["conversation_id"],
         _key(row),
-        microseconds(row["available_at"]),
-        microseconds(row["accepted_at"]),
+        instant_of(row["available_at"]),
+        instant_of(row["accepted_at"]),
         row["attempt"],
         None if row["place_number"] is None else (row["place_rank"], row["place_number"]),
         row["approval_required"],
@@ -165,7 +158,7 @@ class Facts:
                 row["conversation_id"],
                 row["execution_id"],
                 "running",
-                microseconds(row["dispatched_at"]),
+                instant_of(row["dispatched_at"]),
             )
             for row in self.slot_rows
         ]
@@ -181,7 +174,7 @@ class Facts:
                     row["conversation_id"],
                     None,
                     "granted" if row["state"] == "held" else "asking",
-                    microseconds(row["since"]),
+                    instant_of(row["since"]),
                 ),
             )
             for row in self.reservation_rows
@@ -192,12 +185,12 @@ class Facts:
         if row is None:
             return None
         about = self.agent_id, row["trigger_id"], row["conversation_id"]
-        return Holder(*about, None, "waiting", microseconds(row["since"]))
+        return Holder(*about, None, "waiting", instant_of(row["since"]))
 
     # One of its triggers
 
     def waits_since(self, trigger: Trigger) -> int | None:
-        return microseconds(_row(trigger)["state_since"])
+        return instant_of(_row(trigger)["state_since"])
 
     def before(self, trigger: Trigger) -> Holder | None:
         row = _row(trigger)
@@ -217,7 +210,7 @@ class Facts:
                 row["dependency_conversation_id"],
                 None,
                 row["outcome"] or "live",
-                microseconds((row["lives_since"] if row["outcome"] is None else row["told_at"]) or waits_since),
+                instant_of((row["lives_since"] if row["outcome"] is None else row["told_at"]) or waits_since),
             )
             for row in self.dependencies.get(trigger.trigger_id, ())
         ]
@@ -267,7 +260,7 @@ class Facts:
         return [
             Reservation(
                 _key(row),
-                Holder(row["agent_id"], row["trigger_id"], None, None, "waiting", microseconds(row["blocks_since"])),
+                Holder(row["agent_id"], row["trigger_id"], None, None, "waiting", instant_of(row["blocks_since"])),
             )
             for row in self.blocker_rows.get(place, ())
         ]
@@ -275,7 +268,7 @@ class Facts:
 
 def causes(facts: Facts, trigger: Row, now: datetime) -> list[Cause]:
     """Every cause for which a waiting trigger waits; ``trigger``: a row of queue_page or trigger."""
-    return computed.causes(facts, stored_trigger(trigger), microseconds(now))
+    return computed.causes(facts, stored_trigger(trigger), instant_of(now))
 
 
 def _row(trigger: Trigger) -> Row:
@@ -284,18 +277,18 @@ def _row(trigger: Trigger) -> Row:
 
 
 def _instant(moment: datetime | None) -> int | None:
-    return None if moment is None else microseconds(moment)
+    return None if moment is None else instant_of(moment)
 
 
 def _key(row: Row) -> OrderKey:
-    return order_key(microseconds(row["available_at"]), microseconds(row["created_at"]), row["trigger_id"])
+    return order_key(instant_of(row["available_at"]), instant_of(row["created_at"]), row["trigger_id"])
 
 
 def _newest_of(rows: Sequence[Row]) -> int | None:
-    return microseconds(rows[0]["newest_at"]) if rows else None
+    return instant_of(rows[0]["newest_at"]) if rows else None
 
 
 def _granted(row: Row) -> Holder:
     state = "running" if row["execution_id"] is not None else "granted"
     about = row["agent_id"], row["trigger_id"], row["conversation_id"], row["execution_id"]
-    return Holder(*about, state, microseconds(row["granted_at"]))
+    return Holder(*about, state, instant_of(row["granted_at"]))

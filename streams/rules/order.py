@@ -40,7 +40,7 @@ def _parse(text: str) -> int:
         raise ValueError("must be a time with a zone, as in 2026-03-01T10:00:00.000100Z (RFC 3339)")
     try:
         moment = datetime.fromisoformat(text.upper()).astimezone(UTC)  # fails outside of the years 1 to 9999
-        return (moment - _EPOCH) // _MICROSECOND
+        return instant_of(moment)
     except (ValueError, OverflowError) as error:
         raise ValueError(f"is no time of the calendar: {error}") from None
 
@@ -58,6 +58,16 @@ def _format_second(seconds: int) -> str:
 
 
 _WRITTEN_CHARACTERS: Final = len("2026-03-01T10:00:00.000100Z")
+
+
+def instant_of(moment: datetime) -> int:
+    """The instant of a time with a zone."""
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def moment_of(instant: int) -> datetime:
+    """The time of an instant, in UTC. OverflowError outside of the years 1 to 9999."""
+    return _EPOCH + instant * _MICROSECOND
 
 
 class OrderKey(NamedTuple):

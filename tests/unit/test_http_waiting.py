@@ -6,10 +6,10 @@ from typing import Any, get_args
 
 import pytest
 
-from api.http.waiting import Facts, causes, microseconds, stored_trigger
+from api.http.waiting import Facts, causes, stored_trigger
 from streams.audit.causes import Cause, GateId, Holder, PlaceId, place_of
 from streams.rules.limits import CLAIM_RESERVED_SECONDS, HOLDERS_MAX
-from streams.rules.order import SECOND
+from streams.rules.order import SECOND, instant_of
 from streams.rules.verdicts import WaitReason
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -22,7 +22,7 @@ def ago(minutes: float) -> datetime:
 
 def us(minutes: float) -> int:
     """The same instant, as causes have it."""
-    return microseconds(ago(minutes))
+    return instant_of(ago(minutes))
 
 
 def agent(**changes: Any) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def told(facts: Facts, row: dict[str, Any], now: datetime = NOW) -> list[Cause]:
     found = causes(facts, row, now)
     assert {cause.reason for cause in found} <= CODES
     assert all(cause.released_by for cause in found)
-    assert all(cause.since is None or cause.since >= microseconds(row["state_since"]) for cause in found)
+    assert all(cause.since is None or cause.since >= instant_of(row["state_since"]) for cause in found)
     assert all(cause.holders_count >= len(cause.holders) <= HOLDERS_MAX for cause in found)
     return found
 
@@ -192,7 +192,7 @@ def test_who_is_before_it_in_the_conversation_is_told(state: str) -> None:
 def test_a_retry_says_until_when_it_waits() -> None:
     until = NOW + timedelta(seconds=5)
     (early,) = told(Facts(agent()), trigger(attempt=1, available_at=until))
-    assert early.until == microseconds(until) and "attempt" in early.released_by
+    assert early.until == instant_of(until) and "attempt" in early.released_by
     assert told(Facts(agent()), trigger(attempt=1, available_at=until), until) == []
 
 

@@ -73,8 +73,10 @@ def evolve(agent: Agent, event: events.Event, origin: Origin) -> None:  # noqa: 
             _header(agent.row, event)
         case events.Claimed() | events.ClaimGranted() | events.ClaimWaiting() | events.Returned():
             _claim(agent, event, origin)
-        case events.TriggerDegraded() | events.PayloadLost():
-            _lacking(agent, agent.triggers[event.trigger_id], event, origin)
+        case events.TriggerDegraded():
+            _degraded(agent, agent.triggers[event.trigger_id], origin)
+        case events.PayloadLost():
+            _payload_lost(agent, agent.triggers[event.trigger_id], event.final, origin)
         case events.Approved() | events.DependencyResolved():
             _unblocked(agent, event, origin)
         case events.RefusedLater():
@@ -278,17 +280,19 @@ def _attempt_ended(
         agent.wait_again(row, event.retry_at, "queue", origin.at)
 
 
-def _lacking(agent: Agent, row: TriggerRow, event: events.TriggerDegraded | events.PayloadLost, origin: Origin) -> None:
-    """Its folder was deleted, or what its runner would be sent is gone: what doesn't run ends then."""
-    if isinstance(event, events.TriggerDegraded):
-        row.degraded = True
-    else:
-        assert event.final == (row.state != "running")
-        row.payload_lost = True
-        if event.final:
-            agent.end(row, "failed", origin.at)
-            return
+def _degraded(agent: Agent, row: TriggerRow, origin: Origin) -> None:
+    row.degraded = True
     agent.touch(row, origin.at)
+
+
+def _payload_lost(agent: Agent, row: TriggerRow, is_final: bool, origin: Origin) -> None:
+    """What its runner would be sent is gone: what doesn't run ends."""
+    assert is_final == (row.state != "running")
+    row.payload_lost = True
+    if is_final:
+        agent.end(row, "failed", origin.at)
+    else:
+        agent.touch(row, origin.at)
 
 
 def _forgotten(agent: Agent, event: events.Forgotten) -> None:
