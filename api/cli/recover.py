@@ -20,6 +20,7 @@ from streams.audit.logged import Unreadable
 from streams.audit.recover import LogDamaged
 from streams.kafka.clients import is_outage
 from streams.kafka.recovery import members
+from streams.kafka.restore import TransactionLeftOpen
 from streams.rules.order import format_instant
 from streams.settings import Settings, load_settings
 
@@ -105,13 +106,16 @@ def _recovered(settings: Settings, numbers: Sequence[int], write: bool, accept_c
 
         try:
             asyncio.run(all_of_them())
-        except (Unreadable, LogDamaged, KafkaError, TimeoutError) as error:
+        except (Unreadable, LogDamaged, TransactionLeftOpen, KafkaError, TimeoutError) as error:
             raise _failure(error, found, numbers[len(found)], write) from error
     return found
 
 
 def _failure(
-    error: Unreadable | LogDamaged | KafkaError | TimeoutError, found: list[Recovered], number: int, write: bool
+    error: Unreadable | LogDamaged | TransactionLeftOpen | KafkaError | TimeoutError,
+    found: list[Recovered],
+    number: int,
+    write: bool,
 ) -> CommandFailed:
     written = ", ".join(str(one.number) for one in found if one.is_written)
     kept = f"partitions {written} are written; " if written else ""
@@ -123,6 +127,10 @@ def _failure(
                 kept=f"{kept}nothing of partition {number} was changed.",
                 advice="berth verify says what was changed, removed or moved; restore that topic from a backup. The "
                 "other partitions can be recovered meanwhile: --partition.",
+            )
+        case TransactionLeftOpen():
+            return CommandFailed(
+                error.happened, kept=f"{kept}nothing of partition {number} was changed.", advice=error.advice
             )
         case ProducerFenced():
             return CommandFailed(

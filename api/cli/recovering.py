@@ -33,7 +33,7 @@ from streams.kafka.clients import reading
 from streams.kafka.commit import Writer
 from streams.kafka.history import history
 from streams.kafka.recovery import replace_rows
-from streams.kafka.restore import load_rows
+from streams.kafka.restore import load_rows, require_no_open_transaction
 from streams.partition import Partition
 from streams.rules.limits import Defaults
 from streams.settings import Settings
@@ -76,13 +76,15 @@ async def recover_partition(
 ) -> Recovered:
     """Rebuild partition ``number``; ``write``: and put the rows in place, unless a stored one is ahead of the log.
 
-    Raises Unreadable or LogDamaged, KafkaError, TimeoutError. What was written before an error, the next call finds.
+    Raises Unreadable, LogDamaged, TransactionLeftOpen, KafkaError or TimeoutError. What was written before an error,
+    the next call finds.
     """
     bootstrap = settings.kafka_addresses()
     writer = Writer(number, bootstrap)
     try:
         if write:
             await writer.fence()
+            await require_no_open_transaction(number, bootstrap)
         source = _Source(bootstrap, number, settings.partitions, await _bounds(bootstrap, number), on_read)
         stored = await source.stored_rows()
         rebuilt = await source.rebuilt(stored)

@@ -45,7 +45,14 @@ from streams.kafka.clients import reading
 from streams.kafka.commit import RecordTooLarge, Writer
 from streams.kafka.intake import Fetched, Intake
 from streams.kafka.metrics import PRESENT, RESTORE_SECONDS, OfPartition
-from streams.kafka.restore import POLL_MILLISECONDS, MakePartition, Restored, load_rows, restore
+from streams.kafka.restore import (
+    POLL_MILLISECONDS,
+    MakePartition,
+    Restored,
+    load_rows,
+    require_no_open_transaction,
+    restore,
+)
 from streams.partition import Changes, Partition, RuleFailure, dead_letter
 from streams.rules.limits import CLOCK_AHEAD_SECONDS_MAX
 from streams.settings import Settings
@@ -424,7 +431,7 @@ async def skip_record(settings: Settings, topic: str, partition: int, offset: in
     """Move partition ``partition`` past the record of ``topic`` at ``offset``, which goes to berth.dead-letters.
 
     Only the very next record to handle can be skipped. Looked at before fencing, so that a wrong call disturbs no
-    owner, and again after it. Raises SkipRefused, or KafkaError.
+    owner, and again after it. Raises SkipRefused, TransactionLeftOpen, or KafkaError.
     """
     bootstrap = settings.kafka_addresses()
     if topic not in {entry.name for entry in INPUT_TOPICS} or not 0 <= partition < settings.partitions:
@@ -444,6 +451,7 @@ async def skip_record(settings: Settings, topic: str, partition: int, offset: in
     writer = Writer(partition, bootstrap)
     try:
         await writer.fence()
+        await require_no_open_transaction(partition, bootstrap)
         row = await _position_row(bootstrap, partition)
         if row.positions.get(topic, 0) > offset:
             raise SkipRefused(f"{topic}/{partition} has passed offset {offset} meanwhile.", "There is nothing to do.")

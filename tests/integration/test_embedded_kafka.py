@@ -7,6 +7,7 @@ import re
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -20,6 +21,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError
+from aiokafka.record.util import calc_crc32c
 
 from api.cli.command_failed import CommandFailed
 from api.cli.directory_lock import LOCK_FILE_NAME
@@ -30,6 +32,8 @@ from tests.conftest import unavailable
 
 pytestmark = pytest.mark.kafka
 TOPIC = "numbers"
+REGISTER_BROKER = 27
+"""A kind of record in Kafka's own log."""
 
 
 @pytest.fixture
@@ -327,6 +331,27 @@ async def test_a_full_disk_ends_the_broker_with_the_reason_and_the_next_start_re
             await asyncio.to_thread(broker.start)
             await at_least(before + 100, acknowledged)
         assert set(acknowledged) <= await read_all(broker)
+
+
+async def test_data_of_a_newer_kafka_is_refused_with_the_reason(broker: EmbeddedKafka) -> None:
+    broker.start()
+    broker.stop()
+    log = broker.directory / "data/__cluster_metadata-0/00000000000000000000.log"
+    content = bytearray(log.read_bytes())
+    start = kind = end = 0
+    while kind != REGISTER_BROKER:
+        start, end = end, end + 12 + struct.unpack_from(">i", content, end + 8)[0]
+        value = start + 61
+        for _ in ("length", "attributes", "time", "offset", "key", "value"):  # of one byte each, or more
+            while content[value] & 0x80:
+                value += 1
+            value += 1
+        kind = content[value + 1]
+    content[value + 2] = 99  # the version of its fields
+    struct.pack_into(">I", content, start + 17, calc_crc32c(bytes(content[start + 21 : end])))
+    log.write_bytes(content)
+    with pytest.raises(CommandFailed, match="written by a newer Kafka than"):
+        broker.start()
 
 
 async def test_a_refused_write_ends_the_broker_with_the_reason_and_the_next_start_recovers(
