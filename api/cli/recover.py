@@ -11,7 +11,7 @@ from aiokafka.errors import KafkaError, ProducerFenced
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from api.cli.command_failed import AWAY_EXIT_CODE, FAILED_EXIT_CODE, CommandFailed
+from api.cli.command_failed import AWAY_EXIT_CODE, FAILED_EXIT_CODE, LOG_UNREADABLE_EXIT_CODE, CommandFailed
 from api.cli.failures import in_words
 from api.cli.recovering import Recovered, records_of_logs, recover_partition
 from api.cli.topics import require_fit
@@ -49,8 +49,8 @@ def recover(
 
     Without --yes nothing is written: it says which rows of berth-state-changelog are missing, different or too many,
     and exits with 1 if there are any, else with 0. With --yes it puts them right, as the only writer of each partition;
-    exit code 0 when all of it is written. 69: Kafka is away. No worker may run meanwhile; upstreams, API and projector
-    may.
+    exit code 0 when all of it is written. 65: the log itself is damaged. 69: Kafka is away. No worker may run
+    meanwhile; upstreams, API and projector may.
 
     Everything comes back as it was: slots, leases, queues, claims, gates, budgets, what is remembered. Messages and
     payloads of live triggers are found in the rows that are left, in berth.triggers, berth.dispatches or berth.texts.
@@ -127,6 +127,7 @@ def _failure(
                 kept=f"{kept}nothing of partition {number} was changed.",
                 advice="berth verify says what was changed, removed or moved; restore that topic from a backup. The "
                 "other partitions can be recovered meanwhile: --partition.",
+                exit_code=LOG_UNREADABLE_EXIT_CODE,
             )
         case TransactionLeftOpen():
             return CommandFailed(
