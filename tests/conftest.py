@@ -12,6 +12,7 @@
 
 import itertools
 import os
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -36,6 +37,12 @@ hypothesis.settings.register_profile(
     "berth", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("berth")
+
+
+# What a shell starts in the background ignores Ctrl-C, and so does every program that it starts: also those of tests
+# that press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
