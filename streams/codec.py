@@ -355,13 +355,15 @@ class UnreadableRow(Exception):  # noqa: N818 - it reads as what it is
     """A stored row that can't be read: damaged, not written by Berth, or by a version that knows more."""
 
     def __init__(self, key: bytes, error: Exception) -> None:
-        if isinstance(error, ValidationError):
-            first = error.errors(include_url=False, include_input=False)[0]
-            why = ": ".join([*map(str, first["loc"]), first["msg"]])
-        else:
-            why = f"{type(error).__name__}: {error}"
+        why = first_problem(error) if isinstance(error, ValidationError) else f"{type(error).__name__}: {error}"
         name = key.decode(errors="backslashreplace")
         super().__init__(f"{name[:200]}{'…' if len(name) > 200 else ''} ({why[:200]})")
+
+
+def first_problem(error: ValidationError) -> str:
+    """What is wrong first with a row, after where in it."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return ": ".join([*map(str, first["loc"]), first["msg"]])
 
 
 def write_key(key: Key) -> bytes:

@@ -13,7 +13,6 @@ LOG_UNREADABLE_EXIT_CODE: Final = 65
 NOTHING_RECORDED_EXIT_CODE: Final = 66
 AWAY_EXIT_CODE: Final = 69
 """A server that the command needs doesn't answer, or none is known."""
-KAFKA_AWAY_EXIT_CODE: Final = AWAY_EXIT_CODE
 DOES_NOT_FIT_EXIT_CODE: Final = 78
 """As programs that run on end: topics, tables or positions are others than those that were there before."""
 

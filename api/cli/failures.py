@@ -8,7 +8,7 @@ from typing import Final
 
 from aiokafka.errors import KafkaError
 
-from api.cli.command_failed import AWAY_EXIT_CODE, FAILED_EXIT_CODE, KAFKA_AWAY_EXIT_CODE, CommandFailed
+from api.cli.command_failed import AWAY_EXIT_CODE, FAILED_EXIT_CODE, CommandFailed
 from streams.kafka.clients import is_outage
 from streams.kafka.restore import TransactionLeftOpen
 from streams.settings import NoServerKnown, SettingsRefused
@@ -20,10 +20,12 @@ def failure_of(error: Exception) -> CommandFailed | None:
         case CommandFailed():
             return error
         case SettingsRefused():
-            kept, code = "everything; nothing was started.", FAILED_EXIT_CODE
-            if isinstance(error, NoServerKnown):
-                code = AWAY_EXIT_CODE
-            return CommandFailed(error.happened, kept=kept, advice=error.advice, exit_code=code)
+            return CommandFailed(
+                error.happened,
+                kept="everything; nothing was started.",
+                advice=error.advice,
+                exit_code=AWAY_EXIT_CODE if isinstance(error, NoServerKnown) else FAILED_EXIT_CODE,
+            )
         case TransactionLeftOpen():
             return CommandFailed(error.happened, kept="everything; nothing was written.", advice=error.advice)
         case KafkaError() if is_outage(error):
@@ -32,7 +34,7 @@ def failure_of(error: Exception) -> CommandFailed | None:
                 kept="everything; this command has changed nothing.",
                 advice="start it (berth up), or give the address of yours: BERTH_KAFKA=host:9092. "
                 "berth doctor looks at the whole installation.",
-                exit_code=KAFKA_AWAY_EXIT_CODE,
+                exit_code=AWAY_EXIT_CODE,
             )
     return None
 

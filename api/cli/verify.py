@@ -360,8 +360,9 @@ async def _stored_ends(bootstrap: str, number: int) -> _StoredEnds:
             (found.agents if kind == "agent" else found.sites)[id] = Head(row.seq, row.prev)
         except (ValueError, TypeError, KeyError) as error:
             shown = key[:KEY_SHOWN_MAX].decode(errors="backslashreplace")
-            detail = f"the stored row with the key {shown} can't be read"
-            found.unreadable.append(Violation(offset, _owner(key), 0, "row", f"{detail} ({_why(error)})"))
+            why = codec.first_problem(error) if isinstance(error, ValidationError) else str(error)
+            detail = f"the stored row with the key {shown} can't be read ({why})"
+            found.unreadable.append(Violation(offset, _owner(key), 0, "row", detail))
     return found
 
 
@@ -378,13 +379,6 @@ def _owner(key: bytes) -> str:
     except (ValueError, TypeError):
         return ""
     return ids[0] if kind in ("agent", "site") and len(ids) == 1 else ""
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        return ": ".join([*map(str, first["loc"]), first["msg"]])
-    return str(error)
 
 
 async def _ends(bootstrap: str, partitions: int) -> dict[tuple[str, int], int]:

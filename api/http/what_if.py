@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import structlog
 
-from api.cli.command_failed import KAFKA_AWAY_EXIT_CODE, LOG_UNREADABLE_EXIT_CODE, NOTHING_RECORDED_EXIT_CODE
+from api.cli.command_failed import AWAY_EXIT_CODE, LOG_UNREADABLE_EXIT_CODE, NOTHING_RECORDED_EXIT_CODE
 from api.cli.supervised import SupervisedProcess
 from api.http.problems import Problem, unavailable
 from api.http.requests import WhatIfRequest
@@ -136,7 +136,7 @@ def answer_of(exit_code: int, output: IO[bytes], errors: IO[bytes]) -> bytes:
             "log_unreadable",
             "The log can't be read to its end: it is damaged, or a newer Berth wrote it. berth verify says where.",
         )
-    if exit_code == KAFKA_AWAY_EXIT_CODE:
+    if exit_code == AWAY_EXIT_CODE:
         raise unavailable("log_unavailable", "Kafka can't be reached, so nothing could be replayed. Try again later.")
     errors.seek(max(0, errors.seek(0, os.SEEK_END) - _ERROR_BYTES))
     said = errors.read().decode(errors="replace")

@@ -292,14 +292,7 @@ NOW = datetime.now(UTC)
 
 @pytest.mark.parametrize("name", sorted(_OURS.keys() - {"last_verification"}))  # there is one, in one row
 async def test_our_own_queries_use_an_index(berth: Stack, name: str) -> None:
-    parameters: dict[str, Any] = {
-        "agent_id": "a",
-        "id": "t",
-        "seq": 1,
-        "outcomes": [],
-        "after_agent_id": "",
-        "after_seq": 0,
-    }
+    parameters: dict[str, Any] = {"agent_id": "a", "id": "t", "seq": 1, "outcomes": [], "after_agent_id": ""}
     parameters |= {"site": "s", "scope": "organization", "gate_name": "o", "partition": 1, "offset": 1, "since": NOW}
     parameters |= {"agent_ids": ["a"], "trigger_ids": ["t"], "execution_ids": ["x"], "before_written_at": NOW}
     parameters |= {"before_partition": 1, "before_offset": 1, "state": None, "kind": None, "organization_id": None}

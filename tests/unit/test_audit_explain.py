@@ -133,13 +133,18 @@ def test_refusals_repeats_and_stops_are_in_it() -> None:
     assert explain(log_of(driven), "A", "nobody") is None
 
 
-def test_a_trigger_that_waits_still_waits_up_to_the_end_of_the_log() -> None:
+def waits_behind_a() -> Explained:
+    """The life of b, which still waits when the log ends, 20 s later."""
     driven = Driven(default_limit=1)
     driven.trigger("a")
     driven.trigger("b")
     driven.advance(20)
     driven.trigger("c")
-    found = life_of(driven, "b")
+    return life_of(driven, "b")
+
+
+def test_a_trigger_that_waits_still_waits_up_to_the_end_of_the_log() -> None:
+    found = waits_behind_a()
     assert found.state == "waiting"
     assert waited(found) == [("agent_parallelism_limit_reached", 20)]
     assert [one.to_at for one in found.timeline if isinstance(one, Waited)] == [None]
@@ -231,12 +236,7 @@ def test_an_attempt_parts_the_waits_before_and_after_it_however_short_it_was() -
 
 
 def test_what_still_waits_waits_until_the_last_decision_and_is_said_so() -> None:
-    driven = Driven(default_limit=1)
-    driven.trigger("a")
-    driven.trigger("b")
-    driven.advance(20)
-    driven.trigger("c")
-    found = life_of(driven, "b")
+    found = waits_behind_a()
     (row,) = (one for one in found.timeline if isinstance(one, Waited))
     assert _waited(row, found.at) == (
         "  waited 20.000 s until the last decision in the log, 2026-03-01T10:00:20.000000Z: "
