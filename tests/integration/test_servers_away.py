@@ -27,6 +27,8 @@ LOOKS_AT_THE_LOG = (
     ("topics", "check"),
 )
 NOBODY = "127.0.0.1:1"
+PAGE_BYTES = 4096
+"""The smallest pipe that there is."""
 
 
 @pytest.mark.parametrize("words", LOOKS_AT_THE_LOG, ids=lambda words: words[0])
@@ -41,10 +43,12 @@ def test_without_kafka_a_command_ends_with_the_code_for_that(tmp_path: Path, wor
 def test_ctrl_c_while_it_still_imports_shows_no_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "api.cli", "verify"]
     environment = {**os.environ, "BERTH_KAFKA": NOBODY}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, pipesize=PAGE_BYTES
+    ) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            if line.rstrip().endswith("typer"):  # half of it
+            if line.rstrip().endswith("typer"):  # half of it, and the pipe takes no more than a little of the rest
                 break
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
