@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaProducer
 
 from api.cli.embedded_kafka import EmbeddedKafka
 from streams import CHANGELOG, DECISIONS, DISPATCHES, TRIGGERS
+from streams.kafka import edge
 from streams.kafka.clients import stop
 from streams.kafka.restore import require_no_open_transaction
 from tests.integration.test_ownership_restore import NOWHERE, POSITION_KEY, position_row, refused, write
@@ -71,9 +72,19 @@ async def test_recover_and_skip_refuse_it(topics: EmbeddedKafka, tmp_path: Path)
     assert done.returncode == 0, done.stderr
 
 
-async def test_one_that_ends_is_waited_for(topics: EmbeddedKafka) -> None:
+async def test_one_that_ends_is_waited_for(topics: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks = edge.monotonic_seconds, asyncio.Queue[None]()
+
+    def noted() -> float:
+        looks.put_nowait(None)
+        return clock()
+
+    monkeypatch.setattr(edge, "monotonic_seconds", noted)
     async with open_transaction(topics.bootstrap, "slow", [CHANGELOG.name]) as producer:
         waiting = asyncio.create_task(require_no_open_transaction(0, topics.bootstrap))
+        for _ in range(2):  # at the clock: for its deadline, then because something is held back
+            await asyncio.wait_for(looks.get(), 30)
+        assert not waiting.done()
         await producer.commit_transaction()
         await waiting
 
