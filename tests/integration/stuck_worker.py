@@ -1,6 +1,11 @@
-"""A worker whose transactions never end in the partition in which somebody asks for a trigger called ``stuck``."""
+"""A worker whose transactions never end in the partition in which somebody asks for a trigger called ``stuck``.
+
+It logs "stuck" when it has come to that.
+"""
 
 import asyncio
+
+import structlog
 
 from api.cli.service import log_as_json, run_service
 from streams.kafka import commit, ownership
@@ -12,6 +17,7 @@ from streams.settings import load_settings
 class StuckWriter(commit.Writer):
     async def commit(self, changes: Changes, now_us: int) -> None:
         if any(b'"stuck"' in (output.value or b"") for output in changes.outputs):
+            structlog.get_logger().info("stuck")
             await asyncio.Event().wait()
         await super().commit(changes, now_us)
 

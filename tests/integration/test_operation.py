@@ -18,6 +18,7 @@ from api.cli.embedded_postgres import EmbeddedPostgres
 from streams import DECISIONS, DISPATCHES, STATUSES, TRIGGERS
 from streams.codec import partition_of
 from streams.kafka import topics
+from tests.brokers import until
 from tests.integration.events import Json, Listener, decisions_by_key
 from tests.integration.http_stack import Stack, read_at, stack, until_status
 from tests.integration.workers import PARTITIONS, SESSION_SECONDS, Log, WorkerProcess, sending
@@ -179,7 +180,9 @@ async def _a_partition_that_gets_nowhere(berth: Stack) -> None:
         await stuck.ready(range(PARTITIONS))
         await until_status(berth.http, "/readyz", 200, BACK_SECONDS_MAX)
         since = time.monotonic()
-        await request_turns(berth, "stuck", "behind it")
+        await request_turns(berth, "stuck")
+        await stuck.logged("stuck")  # or it might have taken both at once, and nothing would be left to read
+        await request_turns(berth, "behind it")
         async with await client_of(stuck, "worker_listens") as worker:
             words = f"partition {partition_of('a', PARTITIONS)} has 1 records to read and makes no progress"
             await asyncio.gather(until_reason(berth.http, words, since), until_reason(worker, words, since))
@@ -189,7 +192,11 @@ async def _a_partition_that_gets_nowhere(berth: Stack) -> None:
     await until_reason(berth.http, "is owned by no worker", since)
     await berth.start_worker()
     await until_status(berth.http, "/readyz", 200, BACK_SECONDS_MAX)
-    assert sorted(await berth.accepted("a")) == ["behind it", "stuck"]
+
+    async def both_decided() -> bool:
+        return sorted(await berth.accepted("a")) == ["behind it", "stuck"]
+
+    await until(both_decided)
 
 
 async def test_a_sigterm_of_anything_loses_nothing_and_doubles_nothing(berth: Stack) -> None:
