@@ -166,7 +166,7 @@ OF_SITES: Final = (
     Mutant("a reply is one before its site says so", ACCEPT, "and not (urgent and uses_site):", "and True:"),
     Mutant("a reply that starts leaves the paused one", PUMP, "if row.is_urgent else None\n", "if False else None\n"),
     Mutant("a reply that asks stands behind the paused one", PUMP, 'comes_next = head.state == "paused"', "pass"),
-    Mutant("(e) a late grant starts", PUMP, "row.decide_before <= step.at:", "False:"),
+    Mutant("(e) a late grant starts", PUMP, "row.answer_until <= step.at:", "False:"),
     Mutant(
         "what waits for a site is not bounded", ACCEPT, "if (reason is not None or uses_site)", "if reason is not None"
     ),
@@ -188,7 +188,7 @@ OF_SITES: Final = (
         '    if behind:\n        return "conversation_busy"',
         '    if False:\n        return "conversation_busy"',
     ),
-    Mutant("(e) decide_before ignored", TIMERS, "if row.is_urgent and row.decide_before is not None:", "if False:"),
+    Mutant("(e) decide_before ignored", TIMERS, "if row.answer_until is not None:", "if False:"),
     Mutant("(e) decide_before forgets the claim", DECIDE, 'end_claim(step, row, "site_not_answering")', "pass"),
     Mutant(
         "(f) grants go on beside a walk",
@@ -438,8 +438,8 @@ OF_SITES: Final = (
     Mutant(
         "(e) decide_before not when granted",
         PUMP,
-        "if row.decide_before is not None and row.decide_before <= step.at:",
-        'if row.decide_before is not None and row.decide_before <= step.at and row.claim_state != "held":',
+        "if row.answer_until is not None and row.answer_until <= step.at:",
+        'if row.answer_until is not None and row.answer_until <= step.at and row.claim_state != "held":',
     ),
     Mutant(
         "(f) a pause takes everything back at once",

@@ -298,7 +298,7 @@ def _gates(ledger: _Ledger, row: TriggerRow, at: int) -> tuple[str, str] | None:
         return "E4", "although the agent's budget is used up"
     if row.is_over(at):
         return "E5", "although its time was over"
-    if row.is_urgent and row.decide_before is not None and row.decide_before <= at:
+    if row.answer_until is not None and row.answer_until <= at:
         return "B5", "although nobody waited for it any more"
     if row.site_id is not None and row.claim_state != "held":
         return "D3", f"without what it needs at the site {row.site_id}"

@@ -287,7 +287,7 @@ class NaiveAgent(NaiveTurns):
         if work.state != "paused":
             return "ignored", "not_paused"
         if on_busy in ("ask", "force"):
-            again = Work(**{**vars(work), "state": "waiting", "available": at, "late": 0})
+            again = Work(**{**vars(work), "state": "waiting", "available": at, "late": 0, "decide_before": None})
             code = self.why_not_again(work, again, at)
             force = on_busy == "force" and code == "agent_parallelism_limit_reached"
             if force and not self.serial and work.uses_site is None:
@@ -299,7 +299,7 @@ class NaiveAgent(NaiveTurns):
                 code = "site_not_answering"
             if code is not None:
                 return "refused", code
-        work.state, work.available, work.late = "waiting", at, 0
+        work.state, work.available, work.late, work.decide_before = "waiting", at, 0, None
         return ("done",)
 
     def why_not_again(self, work: Work, again: Work, at: int) -> str | None:

@@ -200,6 +200,24 @@ def test_a_resume_that_asks_is_refused_with_the_first_reason_and_stays_paused(
     driven.check()
 
 
+@pytest.mark.parametrize("on_busy", [None, "ask", "force"])
+def test_a_resume_is_not_bound_by_the_time_in_which_the_first_attempt_had_to_start(on_busy: str | None) -> None:
+    """B5: whoever asked has had the answer; a resume has a decide_before of its own."""
+    driven = Driven(1)
+    driven.trigger("t1", **PERSON, on_busy="ask", decide_before=at_seconds(5))
+    driven.status("t1", "paused")
+    driven.advance(60)
+    if on_busy == "force":
+        driven.trigger("busy")
+    fields = {} if on_busy is None else {"on_busy": on_busy}
+    resume = driven.control("resume_trigger", trigger_id="t1", decide_before=at_seconds(65), **fields)
+    assert resume.refusal is None
+    assert state_of(driven, "t1") == "running"
+    driven.advance(60)
+    assert state_of(driven, "t1") == "running" and driven.refused() == {}
+    driven.check()
+
+
 @pytest.mark.parametrize(
     ("on_busy", "limit", "budget", "code"),
     [

@@ -101,7 +101,7 @@ def _refuse_hopeless(step: Step) -> bool:
     for key in list(agent.urgent):
         row = agent.triggers[key.id.decode()]
         code = None
-        if row.decide_before is not None and row.decide_before <= step.at:
+        if row.answer_until is not None and row.answer_until <= step.at:
             code = "site_not_answering"
         elif row.claim_state is None:
             if agent.held_back:

@@ -139,6 +139,11 @@ class TriggerRow:
         return self.on_busy in ("ask", "force")
 
     @property
+    def answer_until(self) -> int | None:
+        """When it is refused unless it has started (B5). A resume has its own answer: this binds the first attempt."""
+        return self.decide_before if self.is_urgent and self.attempt == 0 else None
+
+    @property
     def has_no_deadline(self) -> bool:
         """Nothing but its time to start is to come, while it waits."""
         return self.expires_at is None and self.decide_before is None and self.claim_n is None

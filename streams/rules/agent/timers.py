@@ -54,8 +54,8 @@ def deadlines_of(row: TriggerRow, silence_from: int | None) -> list[Deadline]:
     elif row.state == "waiting":
         if not (row.place is None and row.is_blocked):
             found.append((row.available_at, "available" if row.place is None else "retry"))
-        if row.is_urgent and row.decide_before is not None:
-            found.append((row.decide_before, "answer"))
+        if row.answer_until is not None:
+            found.append((row.answer_until, "answer"))
         if row.claim_state == "asking":
             assert row.asked_at is not None
             found.append((row.asked_at + limits.CLAIM_RESERVED_SECONDS * SECOND, "reservation"))
