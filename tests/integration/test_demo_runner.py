@@ -231,18 +231,19 @@ async def test_a_stop_ends_the_work_and_the_runner_says_so(system: System) -> No
 
 async def test_a_silent_runner_is_noticed_and_the_attempt_is_tried_again(system: System) -> None:
     await system.runner("silent", "--deaths", "1", "--work-seconds", "0.1")
-    await system.trigger("silent", "once", heartbeat_seconds=1, max_attempts=2)
+    await system.trigger("silent", "once", heartbeat_seconds=2, max_attempts=2)
     (expired, *_) = await system.events("lease_expired", agent_id="silent")
     assert expired["last_seen_at"] is not None
     assert expired.get("retry_at") is not None
+    await system.reported("silent", "running")
     assert {entry["status"] for entry in system.of("silent")} == {"running"}
 
 
 async def test_signs_of_life_keep_a_lease_that_is_shorter_than_the_work(system: System) -> None:
     await system.runner("busy", "--work-seconds", "3")
-    await system.trigger("busy", "slow", heartbeat_seconds=1)
+    await system.trigger("busy", "slow", heartbeat_seconds=2)
     await system.events("finished", agent_id="busy")
-    assert len(await system.reported("busy", "heartbeat")) >= 3
+    await system.reported("busy", "heartbeat", 3)
     assert not [entry for entry in system.decisions if entry["agent_id"] == "busy" and "lease_expired" in str(entry)]
 
 

@@ -303,9 +303,9 @@ async def test_a_rebuild_takes_the_place_of_the_tables_while_the_projector_goes_
     """Case 122: and sends nothing to anybody."""
     history = History(seed, PARTITIONS).live(200)
     await published.publish(history.transactions())
-    ends = await ends_of_all_topics(topics.bootstrap)
     async with projector(topics.bootstrap, database, PARTITIONS) as process:
         await published.projected(database)
+        ends = await ends_of_all_topics(topics.bootstrap)  # not before: markers of transactions come after their end
         with psycopg.connect(database, autocommit=True) as connection:
             connection.execute("UPDATE berth.agents SET running = 77 WHERE agent_id = 'A'")
             connection.execute("DELETE FROM berth.attempts WHERE agent_id = (SELECT min(agent_id) FROM berth.attempts)")
