@@ -120,20 +120,22 @@ async def test_a_client_that_comes_back_anywhere_misses_nothing_and_gets_nothing
         request_turns(berth.kafka.bootstrap, [f"{agent_id}e" for agent_id in agents], 60, 20, environment_id="e"),
     )
     fresh_api: httpx.AsyncClient | None = None
-    while not load.done():
+    while not load.done() or fresh_api is None:
         enough = min(len(listener.told) + chance.choice((0, 1, 20, 300)), 1_500)  # so many come for certain
         await listener.listen(chance.choice(berth.clients), has(enough))
         if fresh_api is None and len(listener.told) > 500:
             fresh_api = await berth.start_api()  # it has nothing of the log in memory
             await listener.listen(fresh_api, has(min(enough + 100, 1_500)))
     await load
-    assert fresh_api is not None
-    async with asyncio.timeout(30):
-        while len(listener.told) != sum(map(len, (expected := await _since(berth, before)).values())):
+    async with asyncio.timeout(60):  # the worker may be behind
+        while True:
+            expected = await _since(berth, before)
             count = sum(map(len, expected.values()))
+            decided = sum(len(seqs) for (_, id), seqs in expected.items() if id in agents)
+            if len(listener.told) == count and decided >= 1_500:
+                break
             await listener.listen(chance.choice(berth.clients), has(count))
     assert decisions_by_key(listener.told) == expected
-    assert sum(len(seqs) for (_, id), seqs in expected.items() if id in agents) >= 1_500
     assert any(kind == "site" for kind, _ in expected)
     assert await _metric(fresh_api, "berth_live_slices_total") > 0
 
@@ -227,8 +229,7 @@ async def test_a_client_that_reads_nothing_is_told_and_dropped_and_can_go_on_wit
     missing = len(healthy.told) - seen
     assert missing > 0
     await listener.listen(berth.http, has(missing))
-    assert decisions_by_key(healthy.told[seen:]).keys() >= decisions_by_key(listener.told).keys()
-    assert len(listener.told) == missing
+    assert decisions_by_key(listener.told) == decisions_by_key(healthy.told[seen:])
 
 
 async def test_a_thousand_idle_clients_cost_little_hear_that_it_lives_and_are_told_of_a_stop(berth: Stack) -> None:
@@ -241,12 +242,12 @@ async def test_a_thousand_idle_clients_cost_little_hear_that_it_lives_and_are_to
         first = Listener()
         await first.listen(crowd, has(0))
         before_bytes = api.memory_info().rss
-        listening = [asyncio.create_task(listener.listen(crowd, for_ever, 60)) for listener in listeners]
-        async with asyncio.timeout(30):
+        listening = [asyncio.create_task(listener.listen(crowd, for_ever, 180)) for listener in listeners]
+        async with asyncio.timeout(60):
             await asyncio.gather(*(listener.connected.wait() for listener in listeners))
         assert await _metric(api_client, "berth_live_clients") == IDLE_CLIENTS
         assert (await api_client.get("/healthz")).status_code == 200
-        async with asyncio.timeout(25):
+        async with asyncio.timeout(60):
             while not all(listener.comments for listener in listeners):
                 await asyncio.sleep(0.2)
         per_client = (api.memory_info().rss - before_bytes) / IDLE_CLIENTS
