@@ -27,6 +27,7 @@ from tests.unit.test_docs import ROOT, SHELLS, blocks, words_after_variables
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 DOCUMENT = ROOT / "docs" / "audit.md"
 Json = dict[str, Any]
+WAIT_SECONDS = 60.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -55,14 +56,14 @@ async def _live(berth: Stack) -> None:
     for done in (1, 2):
         await _finish(berth, "writer", done)
         await _dispatched(berth, "writer", done + 1)
-    await until(lambda: _applied(berth, 8), timeout_seconds=20)
+    await until(lambda: _applied(berth, 9), timeout_seconds=WAIT_SECONDS)
 
 
 async def _dispatched(berth: Stack, agent_id: str, count: int) -> list[Json]:
     async def there() -> bool:
         return len(await berth.records(DISPATCHES, agent_id)) >= count
 
-    await until(there, timeout_seconds=20)
+    await until(there, timeout_seconds=WAIT_SECONDS)
     return await berth.records(DISPATCHES, agent_id)
 
 
@@ -74,7 +75,7 @@ async def _finish(berth: Stack, agent_id: str, number: int) -> None:
 
 
 async def _applied(berth: Stack, decisions: int) -> bool:
-    """Whether the tables have what the log has: writer's five, and those of the others."""
+    """Whether the tables have so many: writer's five, and of the others two each, the second on the site's word."""
     done = await asyncio.to_thread(_berth, berth, ROOT, "as-of", "--at", "now", "--json")
     if done.returncode:
         return False
