@@ -41,7 +41,10 @@ def agent() -> str:
 
 
 async def got(http: httpx.AsyncClient, path: str, status: int = 200, **parameters: Any) -> Json:
-    answer = await http.get(path, params=parameters)
+    """What is answered; asked again when it takes longer than the API waits for a ``min_position``."""
+    async with asyncio.timeout(30):
+        while (answer := await http.get(path, params=parameters)).status_code == 504:
+            pass
     assert answer.status_code == status, answer.text
     body: Json = answer.json()
     return body

@@ -65,8 +65,10 @@ class Shell:
 
     async def changed(self, path: str, *words: str) -> Json:
         """What a path of the API says when a command that changes something is visible there."""
-        position = (await self.told(*words))["log_position"]
-        answer = await self.berth.http.get(path, params={"min_position": position})
+        position = {"min_position": (await self.told(*words))["log_position"]}
+        async with asyncio.timeout(30):
+            while (answer := await self.berth.http.get(path, params=position)).status_code == 504:
+                pass  # it takes longer than the API waits
         assert answer.status_code == 200, answer.text
         body: Json = answer.json()
         return body
@@ -125,8 +127,10 @@ async def test_agents_are_listed_and_one_is_shown_with_its_slots(berth: Stack, s
     assert (listed["running"], listed["waiting"], listed["limit"]) == (1, 2, 1)
     [line] = [line for line in (await shell.said("agents", "--rows", "5000")).splitlines() if line.startswith(agent)]
     assert words_of(line) == f"{agent} 1 1 2 0 ann"
+    async with asyncio.timeout(15):  # texts come into the tables by themselves
+        while not (slots := (await berth.http.get(f"{path_of(agent)}/capacity")).json()["slots"])[0]["message_preview"]:
+            await asyncio.sleep(0.02)
     one = await shell.told("agents", agent)
-    slots = (await berth.http.get(f"{path_of(agent)}/capacity")).json()["slots"]
     for slot in (*slots, *one["slots"]):
         del slot["duration_seconds"]
     assert one.pop("slots") == slots
@@ -172,7 +176,7 @@ async def test_a_trigger_is_shown_with_every_cause_who_holds_it_and_its_timeline
     last = await ask(berth, agent, "wants/all", approval_required=True, conversation_id="thread/1", **about)
     path = path_of(agent, "triggers", "wants/all").replace(httpx_quoted("triggers"), "triggers")
     async with asyncio.timeout(15):
-        while len((await read_at(berth.http, last, path))["waits_for"]) < 4:
+        while len((told := await read_at(berth.http, last, path))["waits_for"]) < 4 or not told["message"]:
             await asyncio.sleep(0.02)
     told = await shell.told("trigger", agent, "wants/all")
     assert told == (await berth.http.get(path)).json()
@@ -448,6 +452,8 @@ async def test_the_commands_of_the_document_do_what_it_says(berth: Stack, shell:
     await read_at(berth.http, last, "/api/agents/writer")
     async with asyncio.timeout(15):
         while (await berth.http.get("/api/sites/default")).status_code == 404:
+            await asyncio.sleep(0.02)
+        while (await berth.http.get("/api/agents/writer/triggers/issue-41")).json()["state"] != "running":
             await asyncio.sleep(0.02)
     partition, offset = await dead(berth, "skipped", TRIGGERS.name, "writer", trigger("writer", "issue-40"))
     said = ""
