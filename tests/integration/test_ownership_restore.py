@@ -375,7 +375,7 @@ async def test_a_port_that_is_taken_is_refused(topics: EmbeddedKafka) -> None:
     await refused(topics, "BERTH_WORKER_PORT", event="port_not_free", BERTH_WORKER_PORT=taken)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_kafka_away_is_told_seldom_and_that_it_answers_again(fresh_kafka: EmbeddedKafka) -> None:
     async with workers(fresh_kafka.bootstrap) as (worker,):
         await worker.ready()
