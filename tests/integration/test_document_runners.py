@@ -165,15 +165,21 @@ async def test_its_signs_of_life_keep_a_lease_that_is_shorter_than_the_work(offi
 
 async def test_what_was_taken_from_it_while_it_was_frozen_is_ended_and_done_anew(office: Office) -> None:
     runner = await office.start_runner()
-    await office.ask("frozen", payload={"work_seconds": 2.5}, heartbeat_seconds=1)
-    await office.said("running")
+    await office.ask("first", payload={"work_seconds": 0})
+    await office.reaches("first", "finished")  # it is there, before a short lease begins
+    await office.ask("frozen", payload={"work_seconds": 600}, heartbeat_seconds=3)
+    taken = (await office.said("running", 2))[-1]["execution_id"]
     runner.send(signal.SIGSTOP)
-    await office.events("lease_expired")
+    (expired,) = await office.events("lease_expired")
+    assert expired["execution_id"] == taken
     runner.send(signal.SIGCONT)
-    await office.reaches("frozen", "finished")
-    dispatched = await office.events("dispatched")
-    (finished,) = await office.events("finished")
-    assert finished["execution_id"] == dispatched[-1]["execution_id"] != dispatched[0]["execution_id"]
+    anew = (await office.said("running", 3))[-1]["execution_id"]
+    stop = await office.berth.http.delete(f"/api/agents/{office.agent}/triggers/frozen")
+    assert stop.status_code == 202
+    await office.reaches("frozen", "stopped")
+    assert [one["execution_id"] for one in await office.said("stopped", 2)] == [taken, anew]
+    (stopped,) = await office.events("stopped")
+    assert (stopped["execution_id"], stopped["reason"]) == (anew, "runner")
 
 
 async def test_a_new_one_goes_on_after_one_that_was_killed(office: Office) -> None:
