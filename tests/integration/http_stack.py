@@ -209,8 +209,12 @@ async def until_status(client: httpx.AsyncClient, path: str, status: int, timeou
 
 
 async def read_at(client: httpx.AsyncClient, write: httpx.Response, path: str) -> Json:
-    """What a path says when the projection has seen a write."""
-    answer = await client.get(path, params={"min_position": write.json()["log_position"]})
+    """What a path says when the projection has seen a write; asked again when that takes longer than the API waits."""
+    async with asyncio.timeout(30):
+        while True:
+            answer = await client.get(path, params={"min_position": write.json()["log_position"]})
+            if answer.status_code != 504:
+                break
     assert answer.status_code == 200, answer.text
     body: Json = answer.json()
     return body

@@ -21,7 +21,7 @@ import pytest_asyncio
 from api.http.problems import Problem
 from api.http.requests import WhatIfRequest
 from api.http.what_if import BOUNDED, MEMORY_KIB_MAX, WhatIfs, answer_of
-from streams import DISPATCHES, STATUSES
+from streams import DECISIONS, DISPATCHES, STATUSES
 from tests.brokers import until
 from tests.integration.http_stack import Stack, limited, read_at
 from tests.integration.test_audit_commands import said, written
@@ -50,8 +50,14 @@ async def lived(berth: Stack) -> AsyncIterator[Stack]:
         dispatch = (await dispatched(berth, number + 1))[number]
         about = {name: dispatch[name] for name in ("conversation_id", "execution_id")}
         await berth.send(STATUSES, "w/r=i:ter", type="status", v=1, status="finished", **about)
+    await until(lambda: all_finished(berth), timeout_seconds=20)  # so that nothing is written any more
     await read_at(berth.http, last, f"/api/agents/{agent}")
     yield berth
+
+
+async def all_finished(berth: Stack) -> bool:
+    decisions = await berth.records(DECISIONS, "w/r=i:ter")
+    return [event["type"] for one in decisions for event in one.get("events", ())].count("finished") == 3
 
 
 async def dispatched(berth: Stack, count: int) -> list[Json]:
