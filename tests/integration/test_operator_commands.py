@@ -453,8 +453,6 @@ async def test_the_commands_of_the_document_do_what_it_says(berth: Stack, shell:
     async with asyncio.timeout(15):
         while (await berth.http.get("/api/sites/default")).status_code == 404:
             await asyncio.sleep(0.02)
-        while (await berth.http.get("/api/agents/writer/triggers/issue-41")).json()["state"] != "running":
-            await asyncio.sleep(0.02)
     partition, offset = await dead(berth, "skipped", TRIGGERS.name, "writer", trigger("writer", "issue-40"))
     said = ""
     for line in "".join(block for _, block in BLOCKS).replace("3 17", f"{partition} {offset}").splitlines():
