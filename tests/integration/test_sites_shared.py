@@ -43,7 +43,9 @@ async def shared(kafka: EmbeddedKafka, two_workers: list[WorkerProcess]) -> Asyn
         assert await unaccounted_for(kafka.bootstrap) == {}
         verdict = await verify_log(Settings(kafka=kafka.bootstrap))
         assert verdict.violations == []
-        assert verdict.decisions == len(play.decisions) + len(play.site_decisions)
+        await play.until(
+            lambda: verdict.decisions == len(play.decisions) + len(play.site_decisions), "as many decisions were seen"
+        )
 
 
 @pytest.fixture
@@ -200,11 +202,15 @@ async def test_a_dead_runner_loses_its_folder_and_its_late_words_are_ignored(pla
     dead, other, site = next(names("dead", 4)), next(names("heir", 2)), next(names("grave", 0))
     await play.configured(site, 1)
     place = {"site": site, "environment_id": "grave", "folder": "/src", "worker": True}
+    holder = await play.trigger(next(names("digger", 1)), "grave-holder", **place)
+    await play.dispatched(holder)
     gone = await play.trigger(dead, "grave-gone", heartbeat_seconds=1, max_attempts=1, **place)
+    await play.saw("claim_waiting", gone)
+    heir = await play.trigger(other, "grave-heir", **place)
+    await play.saw("claim_waiting", heir)  # before the short lease begins
+    await play.finish(holder)
     attempt = await play.dispatched(gone)
     await play.say(attempt, "running")
-    heir = await play.trigger(other, "grave-heir", **place)
-    await play.saw("claim_waiting", heir)
     await play.saw("lease_expired", gone)
     given_on = await play.dispatched(heir)
     assert attempt["execution_id"] in play.revoked
