@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
@@ -11,8 +12,11 @@ from aiokafka.protocol.group import LeaveGroupRequest
 from streams import APPLICATION_ID, TOPICS
 from streams.kafka import topics
 
-GROUP_EMPTY_TIMEOUT_SECONDS = 40.0
-"""Longer than any session timeout in the tests: a killed worker stays a member until its session ends."""
+WAIT_SECONDS: Final = 90.0
+"""How long a test waits for anything to happen at all, on a slow machine too: whatever is tested has its own bound.
+
+Also longer than any session timeout in the tests: a killed worker stays a member until its session ends.
+"""
 
 
 async def empty_topics(bootstrap: str, partitions: int) -> None:
@@ -24,7 +28,7 @@ async def empty_topics(bootstrap: str, partitions: int) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
-        await until(lambda: _group_is_empty(admin), timeout_seconds=GROUP_EMPTY_TIMEOUT_SECONDS)
+        await until(lambda: _group_is_empty(admin))
         await delete_topics(admin, [topic.name for topic in TOPICS])
     finally:
         await admin.close()
@@ -60,7 +64,7 @@ async def forget_members(bootstrap: str) -> None:
         await admin.close()
 
 
-async def until(condition: Callable[[], Awaitable[bool]], *, timeout_seconds: float = 30.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], *, timeout_seconds: float = WAIT_SECONDS) -> None:
     """Ask again and again until the condition holds; TimeoutError when it doesn't in time."""
     async with asyncio.timeout(timeout_seconds):
         while not await condition():

@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 
+from tests.brokers import WAIT_SECONDS
+
 Json = dict[str, Any]
 
 
@@ -24,7 +26,7 @@ class Listener:
     connected: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def listen(
-        self, http: httpx.AsyncClient, is_enough: Callable[["Listener"], bool], timeout_seconds: float = 30.0
+        self, http: httpx.AsyncClient, is_enough: Callable[["Listener"], bool], timeout_seconds: float = WAIT_SECONDS
     ) -> None:
         """Connect, and read until it is enough or the service ends the stream. Then the connection is cut."""
         self.ended_with = None

@@ -19,6 +19,7 @@ from api.cli.embedded_postgres import EmbeddedPostgres
 from api.http.auth import EVERY_AGENT, Role
 from streams import DECISIONS, TRIGGERS, Topic
 from streams.codec import partition_of
+from tests.brokers import WAIT_SECONDS
 from tests.integration.workers import PARTITIONS, ROOT, Json, WorkerProcess
 from tests.tokens import SECRET, bearer
 
@@ -188,7 +189,9 @@ async def stack(
         await running.stop()
 
 
-async def until_status(client: httpx.AsyncClient, path: str, status: int, timeout_seconds: float = 20.0) -> Json:
+async def until_status(
+    client: httpx.AsyncClient, path: str, status: int, timeout_seconds: float = WAIT_SECONDS
+) -> Json:
     """Ask until the answer has this status; its body. Fails when it hasn't in time."""
     last = ""
     try:
@@ -210,7 +213,7 @@ async def until_status(client: httpx.AsyncClient, path: str, status: int, timeou
 
 async def read_at(client: httpx.AsyncClient, write: httpx.Response, path: str) -> Json:
     """What a path says when the projection has seen a write; asked again when that takes longer than the API waits."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_SECONDS):
         while True:
             answer = await client.get(path, params={"min_position": write.json()["log_position"]})
             if answer.status_code != 504:

@@ -21,7 +21,7 @@ from streams.kafka import topics as kafka_topics
 from streams.kafka.clients import reading
 from streams.rules.agent.rows import TriggerRow
 from streams.rules.agent.state import Agent
-from tests.brokers import delete_topics
+from tests.brokers import WAIT_SECONDS, delete_topics
 from tests.integration.site_work import names
 from tests.integration.workers import PARTITIONS, Log, sending
 from tests.simulation.cluster import Cluster
@@ -34,7 +34,6 @@ MARKERS_MAX: Final = 3
 """Of transactions, which end in a row behind the last record of a topic."""
 STAGED: Final = "staged"
 """An agent and a site beside those of the random load."""
-WAIT_SECONDS: Final = 90.0
 
 
 def is_staged(past: Past) -> bool:

@@ -27,12 +27,11 @@ from projections.row_sets import RowSets
 from projections.store import Applied, LogRecord, Store
 from projections.tables import FOLDED, TABLES, key_of
 from streams.rules.agent.state import Agent
-from tests.brokers import until
+from tests.brokers import WAIT_SECONDS, until
 from tests.histories import SITES, History, batch_of
 from tests.integration.workers import WorkerProcess
 from tests.projected import check_agent_rows, check_site_rows
 
-WAIT_SECONDS: Final = 60.0
 _COUNTED: Final = (
     ("decisions", "decisions"),
     ("site-decisions", "site_decisions"),
@@ -130,7 +129,7 @@ class ProjectorProcess(WorkerProcess):
     async def address(self) -> str:
         return str((await self.logged("projector_listens"))["readyz"]).removesuffix("/readyz")
 
-    async def readiness_is(self, ready: bool, timeout_seconds: float = 30.0) -> dict[str, Any]:
+    async def readiness_is(self, ready: bool, timeout_seconds: float = WAIT_SECONDS) -> dict[str, Any]:
         """Wait until /readyz says so; what it says."""
         body: dict[str, Any] = {}
 

@@ -30,13 +30,12 @@ from streams import (
 )
 from streams.codec import partition_of
 from streams.rules.folders import overlap, segments
+from tests.brokers import WAIT_SECONDS
 from tests.integration.workers import PARTITIONS, Json, Log, sending
 
 WORKER: Final = ("-m", "api.cli", "worker")
 FOLLOWED: Final = (DECISIONS.name, SITE_DECISIONS.name, DISPATCHES.name, DEAD_LETTERS.name)
 POLL_MILLISECONDS: Final = 100
-WAIT_SECONDS: Final = 60.0
-"""Nothing is claimed by it: what comes comes much sooner, also on a slow machine."""
 Id = tuple[str, str]
 """Agent and trigger."""
 

@@ -27,7 +27,6 @@ from tests.unit.test_docs import ROOT, SHELLS, blocks, words_after_variables
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 DOCUMENT = ROOT / "docs" / "audit.md"
 Json = dict[str, Any]
-WAIT_SECONDS = 60.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -56,14 +55,14 @@ async def _live(berth: Stack) -> None:
     for done in (1, 2):
         await _finish(berth, "writer", done)
         await _dispatched(berth, "writer", done + 1)
-    await until(lambda: _applied(berth, 9), timeout_seconds=WAIT_SECONDS)
+    await until(lambda: _applied(berth, 9))
 
 
 async def _dispatched(berth: Stack, agent_id: str, count: int) -> list[Json]:
     async def there() -> bool:
         return len(await berth.records(DISPATCHES, agent_id)) >= count
 
-    await until(there, timeout_seconds=WAIT_SECONDS)
+    await until(there)
     return await berth.records(DISPATCHES, agent_id)
 
 

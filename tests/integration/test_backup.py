@@ -14,14 +14,13 @@ import pytest
 from api.cli.embedded_postgres import programs
 from streams import CONTROLS, DECISIONS, TRIGGERS
 from streams.codec import partition_of
-from tests.brokers import until
+from tests.brokers import WAIT_SECONDS, until
 from tests.integration.http_stack import Stack, until_status
 from tests.integration.workers import PARTITIONS, Log, WorkerProcess, sending
 
 pytestmark = pytest.mark.kafka
 AGENTS = [f"agent-{number}" for number in range(8)]
 BEFORE, AFTER = range(10), range(10, 15)
-WAIT_SECONDS = 60.0
 
 
 async def write(berth: Stack, numbers: Iterable[int]) -> None:
@@ -53,7 +52,7 @@ async def all_end(berth: Stack, count: int, kind: str = "finished") -> None:
         found = await ends(berth, kind)
         return all(len(found[agent_id]) >= count for agent_id in AGENTS)
 
-    await until(have_ended, timeout_seconds=WAIT_SECONDS)
+    await until(have_ended)
 
 
 async def succeeds(berth: Stack, *words: str) -> None:

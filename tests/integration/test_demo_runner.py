@@ -16,11 +16,10 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from api.cli.embedded_kafka import EmbeddedKafka
 from streams import CONTROLS, DECISIONS, DISPATCHES, STATUSES, TRIGGERS
 from streams.codec import partition_of
-from tests.brokers import empty_topics
+from tests.brokers import WAIT_SECONDS, empty_topics
 from tests.integration.workers import PARTITIONS, ROOT, Json, WorkerProcess
 
 pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
-WAIT_SECONDS = 30.0
 
 
 async def berth(bootstrap: str, *words: str) -> WorkerProcess:

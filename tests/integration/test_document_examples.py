@@ -13,6 +13,7 @@ from uuid import uuid4
 import pytest
 from aiokafka import AIOKafkaProducer
 
+from tests.brokers import WAIT_SECONDS
 from tests.integration.http_stack import Stack
 from tests.integration.workers import ROOT
 from tests.tokens import SECRET
@@ -101,7 +102,7 @@ async def test_what_an_upstream_sends_twice_with_the_example_in_python_is_accept
         for _ in range(2):
             await example["ask"](producer, agent, event)
         await example["ask"](producer, agent, {**event, "id": "e2"})
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_SECONDS):
         while "e2" not in (accepted := await berth.accepted(agent)):
             await asyncio.sleep(0.05)
     assert accepted == ["e1", "e2"]

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from streams import DECISIONS, DISPATCHES, STATUSES
+from tests.brokers import WAIT_SECONDS
 from tests.integration.http_stack import Stack, limited
 from tests.integration.workers import ROOT, Json, WorkerProcess
 from tests.tokens import SECRET
@@ -26,7 +27,6 @@ LINES_MAX = {"kafka": 80, "http": 60}
 BLOCKS: list[str] = re.findall(
     r"^```console\n(.*?)^```", (Path(ROOT) / "docs" / "runner.md").read_text(), re.MULTILINE | re.DOTALL
 )
-WAIT_SECONDS = 30.0
 
 
 class Office:

@@ -159,7 +159,7 @@ async def test_the_projector_compares_by_itself_and_says_what_to_do(
         await published.projected(database)
         with psycopg.connect(database, autocommit=True) as connection:
             connection.execute("UPDATE berth.agents SET waiting = waiting + 1 WHERE agent_id = 'A'")
-        told = await process.logged("tables_drifted", timeout_seconds=60)
+        told = await process.logged("tables_drifted")
         assert (told["decider"], told["id"]) == ("agents", "A")
         assert "berth projections rebuild" in told["advice"]
         await process.readiness_is(ready=True)

@@ -27,7 +27,7 @@ from api.cli.command_failed import CommandFailed
 from api.cli.directory_lock import LOCK_FILE_NAME
 from api.cli.embedded_kafka import EmbeddedKafka
 from api.cli.embedded_server import DISK_NEEDED_BYTES
-from tests.brokers import until
+from tests.brokers import WAIT_SECONDS, until
 from tests.conftest import unavailable
 
 pytestmark = pytest.mark.kafka
@@ -102,14 +102,14 @@ async def at_least(count: int, acknowledged: list[int]) -> None:
     async def enough() -> bool:
         return len(acknowledged) >= count
 
-    await until(enough, timeout_seconds=30)
+    await until(enough)
 
 
 async def death_of(kafka: EmbeddedKafka) -> CommandFailed:
     async def died() -> bool:
         return kafka.failure() is not None
 
-    await until(died, timeout_seconds=30)
+    await until(died)
     failure = kafka.failure()
     assert failure is not None
     return failure
@@ -123,7 +123,7 @@ async def read_all(kafka: EmbeddedKafka) -> set[int]:
         consumer.assign([partition])
         end = (await consumer.end_offsets([partition]))[partition]
         found: set[int] = set()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_SECONDS):
             while await consumer.position(partition) < end:
                 for records in (await consumer.getmany(timeout_ms=500)).values():
                     found |= {int(record.value.rstrip(b".")) for record in records}

@@ -64,7 +64,7 @@ async def test_a_worker_that_is_asked_at_any_moment_of_its_life(fresh_kafka: Emb
             if moment is None:
                 await ends(asked, chance.uniform(0, 3))
             else:
-                await asked.logged(moment, timeout_seconds=60)
+                await asked.logged(moment)
                 await ends(asked, chance.choice([0, chance.uniform(0, 0.3)]))
         for _ in range(3):
             running += [await WorkerProcess.start(bootstrap) for _ in range(2)]
@@ -86,10 +86,10 @@ async def test_a_worker_that_is_asked_while_the_group_waits_for_another(
     """Its request to join isn't answered before the other's session is over."""
     bootstrap, chance = fresh_kafka.bootstrap, random.Random(seed)
     async with workers(bootstrap, 2) as running:
-        await asyncio.gather(*(worker.logged("restored", timeout_seconds=60) for worker in running))
+        await asyncio.gather(*(worker.logged("restored") for worker in running))
         silent, asked, young = *running, await WorkerProcess.start(bootstrap)
         running.append(young)
-        await young.logged("worker_listens", timeout_seconds=60)
+        await young.logged("worker_listens")
         silent.send(how)
         await asyncio.gather(ends(asked, chance.uniform(0, 1)), ends(young, chance.uniform(0, 3)))
 

@@ -24,7 +24,7 @@ from streams.audit.logged import merged, read
 from streams.audit.past import Past
 from streams.codec import partition_of
 from streams.rules.order import format_instant
-from tests.brokers import until
+from tests.brokers import WAIT_SECONDS, until
 from tests.integration.http_stack import Stack, limited, read_at, until_status
 from tests.integration.workers import PARTITIONS, ROOT
 from tests.tokens import AUTHENTICATION, bearer
@@ -42,7 +42,7 @@ def agent() -> str:
 
 async def got(http: httpx.AsyncClient, path: str, status: int = 200, **parameters: Any) -> Json:
     """What is answered; asked again when it takes longer than the API waits for a ``min_position``."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_SECONDS):
         while (answer := await http.get(path, params=parameters)).status_code == 504:
             pass
     assert answer.status_code == status, answer.text
@@ -310,7 +310,7 @@ async def until_told(berth: Stack, path: str, **wanted: int) -> None:
         told = await got(berth.http, path)
         return all(told[name] == value for name, value in wanted.items())
 
-    await until(is_so, timeout_seconds=20)
+    await until(is_so)
 
 
 async def until_reason(berth: Stack, agent: str, reason: str) -> None:
@@ -318,7 +318,7 @@ async def until_reason(berth: Stack, agent: str, reason: str) -> None:
         queue = (await got(berth.http, f"/api/agents/{agent}/queue"))["queue"]
         return bool(queue) and all(one["reason"] == reason for one in queue)
 
-    await until(is_so, timeout_seconds=20)
+    await until(is_so)
 
 
 async def test_a_queue_of_the_past_has_pages(berth: Stack, agent: str) -> None:
@@ -384,7 +384,7 @@ async def test_texts_are_shown_as_long_as_they_are_kept(berth: Stack, agent: str
         (slot,) = (await got(berth.http, path, as_of=seq))["slots"]
         return bool(slot["message_preview"] == PRIVATE)
 
-    await until(is_shown, timeout_seconds=20)  # texts come into the tables by themselves
+    await until(is_shown)  # texts come into the tables by themselves
     with psycopg.connect(berth.database_url, autocommit=True) as connection:
         connection.execute("DELETE FROM berth.texts WHERE agent_id = %s", (agent,))
     (slot,) = (await got(berth.http, path, as_of=seq))["slots"]

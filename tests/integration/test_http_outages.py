@@ -13,7 +13,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from streams import CONTROLS, WORKERS
-from tests.brokers import until
+from tests.brokers import WAIT_SECONDS, until
 from tests.integration.http_stack import ANSWER_SECONDS_MAX, Stack, limited, read_at, until_status
 from tests.integration.workers import PARTITIONS
 from tests.tokens import bearer
@@ -304,7 +304,7 @@ async def test_a_sigterm_answers_what_was_asked_and_loses_nothing(own_berth: Sta
         asyncio.create_task(client.post("/api/agents/a/triggers", json={"id": f"t{number}"}))
         for number, client in enumerate(clients)
     ]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_SECONDS):
         while len(await own_berth.sent("a")) < len(requests):
             await asyncio.sleep(0.05)
     own_berth.apis[0].send(signal.SIGTERM)
@@ -317,5 +317,5 @@ async def test_a_sigterm_answers_what_was_asked_and_loses_nothing(own_berth: Sta
         async def all_decided() -> bool:
             return len(await own_berth.accepted("a")) >= len(requests)
 
-        await until(all_decided, timeout_seconds=40)
+        await until(all_decided)
     assert sorted(await own_berth.accepted("a")) == sorted(f"t{n}" for n in range(20))

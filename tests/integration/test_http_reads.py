@@ -11,6 +11,7 @@ import pytest
 from api.http.database import _OURS
 from projections.schema import connect
 from streams import STATUSES, TRIGGERS
+from tests.brokers import WAIT_SECONDS
 from tests.integration.http_stack import Stack, limited, read_at
 
 pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
@@ -192,7 +193,7 @@ async def test_a_timeline_goes_over_all_attempts(berth: Stack, agent: str) -> No
 async def _until(berth: Stack, path: str, **wanted: Any) -> dict[str, Any]:
     told: dict[str, Any] = {}
     try:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(WAIT_SECONDS):
             while not wanted.items() <= told.items():
                 await asyncio.sleep(0.02)
                 told = (await berth.http.get(path)).json()

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from streams import STATUSES
+from tests.brokers import WAIT_SECONDS
 from tests.integration.http_stack import Stack, limited
 
 pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
@@ -65,7 +66,7 @@ async def test_a_runner_works_off_an_agent_over_http_alone(berth: Stack, agent: 
         position = read["position"]
     assert done == ["t1", "t2", "t3"]
     path, told = f"/api/agents/{agent}/triggers/t3", dict[str, Any]()
-    async with asyncio.timeout(15):  # texts come into the tables by themselves
+    async with asyncio.timeout(WAIT_SECONDS):  # texts come into the tables by themselves
         while told.get("state") != "finished" or told["result"] is None:
             told = (await berth.http.get(path)).json()
     assert told["result"] == {"ok": True}
@@ -115,7 +116,7 @@ async def test_a_new_runner_gets_what_runs_and_nothing_that_has_ended(berth: Sta
     ended = {**first, "agent_id": agent}
     await report(runner, status_of(ended, "finished"))
     second = await ask(berth, agent, "t2")
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(WAIT_SECONDS):
         while (await berth.http.get(f"/api/agents/{agent}/triggers/t1")).json().get("state") != "finished":
             await asyncio.sleep(0.02)
     await berth.http.get(f"/api/agents/{agent}", params={"min_position": second.json()["log_position"]})

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from streams import STATUSES
+from tests.brokers import WAIT_SECONDS
 from tests.integration.http_stack import Stack, limited, read_at
 
 pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
@@ -41,7 +42,7 @@ async def ask(berth: Stack, agent: str, id: str, **content: Any) -> httpx.Respon
 async def until(client: httpx.AsyncClient, path: str, holds: Any) -> dict[str, Any]:
     told: dict[str, Any] = {}
     try:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(WAIT_SECONDS):
             while True:
                 told = (await client.get(path)).json()
                 if holds(told):

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from streams import DECISIONS, STATUSES
+from tests.brokers import WAIT_SECONDS
 from tests.integration.http_stack import Stack, limited, read_at
 
 pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
@@ -29,7 +30,7 @@ async def task(client: httpx.AsyncClient, agent: str, key: str | None = None, **
 
 async def dispatched(berth: Stack, agent: str, count: int = 1) -> dict[str, Any]:
     """The newest of so many attempts of the agent; its decision's event with the trigger's conversation."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_SECONDS):
         while True:
             decisions = await berth.records(DECISIONS, agent)
             conversations = {

@@ -50,7 +50,7 @@ async def lived(berth: Stack) -> AsyncIterator[Stack]:
         dispatch = (await dispatched(berth, number + 1))[number]
         about = {name: dispatch[name] for name in ("conversation_id", "execution_id")}
         await berth.send(STATUSES, "w/r=i:ter", type="status", v=1, status="finished", **about)
-    await until(lambda: all_finished(berth), timeout_seconds=20)  # so that nothing is written any more
+    await until(lambda: all_finished(berth))  # so that nothing is written any more
     await read_at(berth.http, last, f"/api/agents/{agent}")
     yield berth
 
@@ -64,7 +64,7 @@ async def dispatched(berth: Stack, count: int) -> list[Json]:
     async def there() -> bool:
         return len(await berth.records(DISPATCHES, "w/r=i:ter")) >= count
 
-    await until(there, timeout_seconds=20)
+    await until(there)
     return await berth.records(DISPATCHES, "w/r=i:ter")
 
 
@@ -222,7 +222,7 @@ async def frozen(
         return bool(found)
 
     try:
-        await until(there, timeout_seconds=20)
+        await until(there)
         found[0].suspend()
         yield asking, found[0]
     finally:
@@ -260,10 +260,10 @@ async def test_one_at_a_time_and_a_client_that_leaves_takes_it_along(
         assert process.nice() > psutil.Process(pid).nice()
         assert not {"BERTH_JWT_SECRET", "BERTH_DATABASE_URL"} & process.environ().keys()
         asking.cancel()
-        await until(lambda: gone(process), timeout_seconds=20)
-    await until(lambda: none_left(pid), timeout_seconds=20)
+        await until(lambda: gone(process))
+    await until(lambda: none_left(pid))
     assert (await http.post(PATH, json=CHANGE, timeout=60)).status_code == 200, "the next one may ask"
-    await until(lambda: none_left(pid), timeout_seconds=20)
+    await until(lambda: none_left(pid))
 
 
 async def none_left(pid: int) -> bool:
@@ -279,7 +279,7 @@ async def test_it_ends_with_the_service_which_says_so(lived: Stack, another: tup
         assert (answer.status_code, answer.json()["code"]) == (503, "service_stopping")
         assert await api.ended() == 0
         for one in (process, *watchers):
-            await until(lambda one=one: gone(one), timeout_seconds=20)  # type: ignore[misc]
+            await until(lambda one=one: gone(one))  # type: ignore[misc]
 
 
 async def test_it_ends_with_a_service_that_is_killed(lived: Stack, another: tuple[httpx.AsyncClient, Any]) -> None:
@@ -288,7 +288,7 @@ async def test_it_ends_with_a_service_that_is_killed(lived: Stack, another: tupl
         watchers = replays(api.process.pid)
         await api.kill()
         for one in (process, *watchers):
-            await until(lambda one=one: gone(one), timeout_seconds=40)  # type: ignore[misc]
+            await until(lambda one=one: gone(one))  # type: ignore[misc]
 
 
 async def _never() -> None:
@@ -305,7 +305,7 @@ async def test_it_takes_no_longer_than_it_may(lived: Stack) -> None:
     async def nothing_replays() -> bool:
         return not [one for one in replays(os.getpid()) if "what-if" in command_of(one)]
 
-    await until(nothing_replays, timeout_seconds=20)
+    await until(nothing_replays)
 
 
 async def test_its_answer_is_no_larger_than_it_may(lived: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

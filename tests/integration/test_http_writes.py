@@ -11,6 +11,7 @@ import pytest
 from api.http.positions import read_position
 from streams import CONTROLS, DECISIONS, STATUSES, TRIGGERS
 from streams.codec import partition_of
+from tests.brokers import WAIT_SECONDS
 from tests.integration.http_stack import Stack, limited, read_at
 from tests.integration.workers import PARTITIONS
 from tests.tokens import TESTER
@@ -200,7 +201,7 @@ async def test_a_reply_ends_the_paused_trigger(berth: Stack, agent: str) -> None
 
 
 async def _until_state(berth: Stack, agent: str, trigger_id: str, state: str) -> dict[str, Any]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_SECONDS):
         while True:
             told: dict[str, Any] = (await berth.http.get(f"/api/agents/{agent}/triggers/{trigger_id}")).json()
             if told.get("state") == state:

@@ -18,6 +18,7 @@ import pytest
 from api.http.live_log import LogVector
 from streams import DECISIONS, SITE_DECISIONS, TRIGGERS
 from streams.codec import partition_of
+from tests.brokers import WAIT_SECONDS
 from tests.integration.events import Json, Listener, decisions_by_key
 from tests.integration.http_stack import Stack, limited
 from tests.integration.workers import PARTITIONS, Log, sending
@@ -127,7 +128,7 @@ async def test_a_client_that_comes_back_anywhere_misses_nothing_and_gets_nothing
             fresh_api = await berth.start_api()  # it has nothing of the log in memory
             await listener.listen(fresh_api, has(min(enough + 100, 1_500)))
     await load
-    async with asyncio.timeout(60):  # the worker may be behind
+    async with asyncio.timeout(WAIT_SECONDS):  # the worker may be behind
         while True:
             expected = await _since(berth, before)
             count = sum(map(len, expected.values()))
@@ -215,7 +216,7 @@ async def test_a_client_that_reads_nothing_is_told_and_dropped_and_can_go_on_wit
     loop = asyncio.get_running_loop()
     stuck.setblocking(False)
     received = b""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_SECONDS):
         while part := await loop.sock_recv(stuck, 2**20):
             received += part
             if received.endswith(b"0\r\n\r\n"):
@@ -243,11 +244,11 @@ async def test_a_thousand_idle_clients_cost_little_hear_that_it_lives_and_are_to
         await first.listen(crowd, has(0))
         before_bytes = api.memory_info().rss
         listening = [asyncio.create_task(listener.listen(crowd, for_ever, 180)) for listener in listeners]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WAIT_SECONDS):
             await asyncio.gather(*(listener.connected.wait() for listener in listeners))
         assert await _metric(api_client, "berth_live_clients") == IDLE_CLIENTS
         assert (await api_client.get("/healthz")).status_code == 200
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WAIT_SECONDS):
             while not all(listener.comments for listener in listeners):
                 await asyncio.sleep(0.2)
         per_client = (api.memory_info().rss - before_bytes) / IDLE_CLIENTS

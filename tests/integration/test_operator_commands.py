@@ -25,6 +25,7 @@ from streams import CLAIMS, TRIGGERS
 from streams.codec import Record, partition_of
 from streams.partition import dead_letter
 from streams.rules.limits import RECORD_BYTES_MAX
+from tests.brokers import WAIT_SECONDS
 from tests.integration.http_stack import Stack, limited, read_at
 from tests.integration.workers import PARTITIONS, ROOT, Json
 from tests.tokens import AUTHENTICATION, SECRET
@@ -66,7 +67,7 @@ class Shell:
     async def changed(self, path: str, *words: str) -> Json:
         """What a path of the API says when a command that changes something is visible there."""
         position = {"min_position": (await self.told(*words))["log_position"]}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_SECONDS):
             while (answer := await self.berth.http.get(path, params=position)).status_code == 504:
                 pass  # it takes longer than the API waits
         assert answer.status_code == 200, answer.text
@@ -127,7 +128,7 @@ async def test_agents_are_listed_and_one_is_shown_with_its_slots(berth: Stack, s
     assert (listed["running"], listed["waiting"], listed["limit"]) == (1, 2, 1)
     [line] = [line for line in (await shell.said("agents", "--rows", "5000")).splitlines() if line.startswith(agent)]
     assert words_of(line) == f"{agent} 1 1 2 0 ann"
-    async with asyncio.timeout(15):  # texts come into the tables by themselves
+    async with asyncio.timeout(WAIT_SECONDS):  # texts come into the tables by themselves
         while not (slots := (await berth.http.get(f"{path_of(agent)}/capacity")).json()["slots"])[0]["message_preview"]:
             await asyncio.sleep(0.02)
     one = await shell.told("agents", agent)
@@ -175,7 +176,7 @@ async def test_a_trigger_is_shown_with_every_cause_who_holds_it_and_its_timeline
     await ask(berth, other, "holder", **about)
     last = await ask(berth, agent, "wants/all", approval_required=True, conversation_id="thread/1", **about)
     path = path_of(agent, "triggers", "wants/all").replace(httpx_quoted("triggers"), "triggers")
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(WAIT_SECONDS):
         while len((told := await read_at(berth.http, last, path))["waits_for"]) < 4 or not told["message"]:
             await asyncio.sleep(0.02)
     told = await shell.told("trigger", agent, "wants/all")
@@ -222,7 +223,7 @@ async def test_a_site_is_shown_with_who_holds_what_who_waits_and_its_gates(
     await limited(berth.http, httpx_quoted(agent), 5)
     await ask(berth, agent, "has", site=site, worker=True, environment_id="e", folder="/src")
     await ask(berth, agent, "wants", site=site, worker=True)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(WAIT_SECONDS):
         while (found := (await berth.http.get(path)).json()).get("waiting") != 1 or not found["held"][0][
             "execution_id"
         ]:
@@ -314,7 +315,7 @@ async def dead(berth: Stack, reason: str, topic: str, key: str, value: bytes | N
         sent = await producer.send_and_wait(written.topic, value, written.key, partition, headers=list(written.headers))
     finally:
         await producer.stop()
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(WAIT_SECONDS):
         while (await berth.http.get(f"/api/dead-letters/{partition}/{sent.offset}")).status_code == 404:
             await asyncio.sleep(0.02)
     return str(partition), str(sent.offset)
@@ -357,7 +358,7 @@ async def test_what_still_cannot_be_read_becomes_a_dead_letter_again(berth: Stac
     for words in (("list", "--rows", "1000"), ("show", *where)):
         assert "\x1b" not in await shell.said("dead-letters", *words)
     await shell.said("dead-letters", "replay", *where)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(WAIT_SECONDS):
         while (await read_dead(berth, agent))[0]["reason"] != "not_utf8":
             await asyncio.sleep(0.02)
     again, first = await read_dead(berth, agent)
@@ -450,7 +451,7 @@ async def test_the_commands_of_the_document_do_what_it_says(berth: Stack, shell:
     await ask(berth, "writer", "issue-41", conversation_id="thread-7", worker=True)
     last = await ask(berth, "writer", "issue-42", approval_required=True)
     await read_at(berth.http, last, "/api/agents/writer")
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(WAIT_SECONDS):
         while (await berth.http.get("/api/sites/default")).status_code == 404:
             await asyncio.sleep(0.02)
     partition, offset = await dead(berth, "skipped", TRIGGERS.name, "writer", trigger("writer", "issue-40"))

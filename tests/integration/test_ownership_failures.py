@@ -17,7 +17,7 @@ from streams import APPLICATION_ID, CHANGELOG, CONTROLS, DEAD_LETTERS, STATUSES,
 from streams.kafka import edge
 from streams.kafka.ownership import SkipRefused, skip_record
 from streams.settings import Settings
-from tests.brokers import until
+from tests.brokers import WAIT_SECONDS, until
 from tests.integration.test_ownership_restore import COUNT_KEY, NOWHERE, POSITION_KEY, position_row, write
 from tests.integration.workers import (
     LOADED,
@@ -209,12 +209,12 @@ async def test_a_clock_that_is_behind_decides_nothing(topics: EmbeddedKafka) -> 
     ahead_us = edge.now_us() + 20_000_000  # also a slow machine has a worker within 15 s, while it is behind
     await write(topics.bootstrap, CHANGELOG.name, ("commit", {POSITION_KEY: position_row(NOWHERE, ahead_us)}))
     async with workers(topics.bootstrap) as (worker,):
-        await worker.logged("clock_behind", timeout_seconds=60)
+        await worker.logged("clock_behind")
         status, body = await worker.readiness()
         assert status == 503
         assert "partition 0 is clock_behind" in body["reasons"]
         await wait_for_decisions(topics.bootstrap, 1, lambda found: len(found) == 1)
-        await wait_for_decisions(topics.bootstrap, 0, lambda found: len(found) == 1, timeout_seconds=60)
+        await wait_for_decisions(topics.bootstrap, 0, lambda found: len(found) == 1)
         assert edge.now_us() > ahead_us - 5_000_000
         await worker.ready()
 
@@ -293,7 +293,7 @@ async def test_an_idle_worker_stays_a_member(topics: EmbeddedKafka) -> None:
             at = datetime.fromisoformat((await worker.readiness())[1]["at"])
             return (at - datetime.fromisoformat(began)).total_seconds() > 2 * SESSION_SECONDS + 2
 
-        await until(has_waited, timeout_seconds=40)
+        await until(has_waited)
         assert worker.count("assigned") == members
         await send(topics.bootstrap, "count", topic=CONTROLS.name)
         await wait_for_decisions(topics.bootstrap, 0, lambda found: len(found) == 1)
@@ -327,7 +327,7 @@ async def not_ready(worker: WorkerProcess) -> dict[str, Any]:
 async def reported(bootstrap: str, condition: object) -> None:
     """Wait until a record in berth.workers is as wanted."""
     assert callable(condition)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_SECONDS):
         while True:
             log = await Log.read(bootstrap, WORKERS.name)
             records = [json.loads(record.value) for found in log.records.values() for record in found if record.value]

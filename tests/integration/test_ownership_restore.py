@@ -23,7 +23,7 @@ from streams.kafka.worker import AWAY_LOGGED_SECONDS
 from streams.partition import Partition
 from streams.rules.limits import Defaults
 from streams.settings import Settings
-from tests.brokers import delete_topics, until
+from tests.brokers import WAIT_SECONDS, delete_topics, until
 from tests.integration.counting import CountingPartition
 from tests.integration.lost_rows import forget_records, stored_rows, write_rows
 from tests.integration.site_work import WORKER, names, playing
@@ -94,7 +94,7 @@ async def restored_partition(
     kafka: EmbeddedKafka, start_from: Literal["earliest", "latest"] = "earliest"
 ) -> CountingPartition:
     settings = Settings(kafka=kafka.bootstrap, start_from=start_from)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_SECONDS):
         restored = await restore(0, kafka.bootstrap, cast("MakePartition", CountingPartition), settings)
     return cast("CountingPartition", restored.partition)
 
@@ -268,7 +268,7 @@ async def test_a_worker_that_cannot_read_a_row_ends_and_recover_mends_it(topics:
 async def restored_by_rules(kafka: EmbeddedKafka) -> None:
     """The real partition instead of one that counts."""
     make_partition = partial(Partition, partitions=PARTITIONS, defaults=Defaults())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_SECONDS):
         await restore(0, kafka.bootstrap, make_partition, Settings(kafka=kafka.bootstrap))
 
 
@@ -298,7 +298,7 @@ async def test_records_deleted_under_a_reading_worker_stop_it(topics: EmbeddedKa
 
     intake = Intake(0, topics.bootstrap, NOWHERE, NOWHERE, deliver)
     with pytest.raises(OffsetOutOfRangeError, match=TRIGGERS.name):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_SECONDS):
             await intake.read()
 
 
@@ -384,7 +384,7 @@ async def test_kafka_away_is_told_seldom_and_that_it_answers_again(fresh_kafka: 
         second = await worker.logged("kafka_does_not_answer", 2)
         assert second["seconds"] - first["seconds"] > AWAY_LOGGED_SECONDS - 1
         fresh_kafka.start()
-        again = await worker.logged("kafka_answers_again", timeout_seconds=60)
+        again = await worker.logged("kafka_answers_again")
         assert again["away_seconds"] >= second["seconds"]
         await worker.ready(timeout_seconds=60)
         assert worker.count("kafka_answers_again") == 1
@@ -392,7 +392,7 @@ async def test_kafka_away_is_told_seldom_and_that_it_answers_again(fresh_kafka: 
         third = await worker.logged("kafka_does_not_answer", worker.count("kafka_does_not_answer") + 1)
         assert third["seconds"] < AWAY_LOGGED_SECONDS
         fresh_kafka.start()
-        await worker.logged("kafka_answers_again", 2, timeout_seconds=60)
+        await worker.logged("kafka_answers_again", 2)
 
 
 async def test_kafka_away_at_the_start() -> None:

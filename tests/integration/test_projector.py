@@ -95,7 +95,7 @@ async def test_it_makes_the_snapshots_that_are_due_also_those_of_one_that_was_ki
                 ).fetchone()
                 return due == (0,)
 
-            await until(all_made, timeout_seconds=30)
+            await until(all_made)
         made = connection.execute("SELECT count(*) FROM berth.agent_snapshots").fetchone()
     assert made is not None
     compared = await check_against_log(topics.bootstrap, database, PARTITIONS)
@@ -231,7 +231,7 @@ async def test_a_second_projector_waits_and_takes_over_from_one_that_is_killed(
             ready[:] = [(await process.readiness())[1]["ready"] for process in (first, second)]
             return sum(ready) == 1
 
-        await until(one_is_ready, timeout_seconds=30)
+        await until(one_is_ready)
         working, waiting = (first, second) if ready[0] else (second, first)
         await published.projected(database)
 
@@ -239,7 +239,7 @@ async def test_a_second_projector_waits_and_takes_over_from_one_that_is_killed(
             reasons: list[str] = (await waiting.readiness())[1]["reasons"]
             return reasons == ["waiting for another projector to end"]
 
-        await until(waits, timeout_seconds=30)
+        await until(waits)
         await working.kill()
         await published.publish(history.live(50).transactions())
         await waiting.readiness_is(True)
@@ -378,7 +378,7 @@ async def test_a_rebuild_does_not_replace_tables_that_somebody_is_in_the_midst_o
             )
             return found.fetchone() == (1,)
 
-        await until(waits_for_it, timeout_seconds=30)
+        await until(waits_for_it)
         assert not rebuilding.done()
         maker.execute("SELECT pg_advisory_unlock_all()")
         assert (await rebuilding)["decisions"] == published.counts[DECISIONS.name]

@@ -108,7 +108,7 @@ async def projected(bootstrap: str, database: str) -> AsyncIterator[None]:
                 )
                 return await cursor.fetchone() == (count,)
 
-        await until(all_there, timeout_seconds=60)
+        await until(all_there)
         compared, differences = await compare(bootstrap, database, PARTITIONS, 36_500, lambda *_: None)
         assert differences == []
         assert compared["decisions"] > 0
@@ -421,7 +421,7 @@ async def test_topics_that_their_retention_has_emptied_need_no_recovery(topics: 
             rows = [codec.read_partition(rows[POSITION_KEY]) for rows in await stored_rows(bootstrap)]
             return all(rows[number].positions[topic] == end for (topic, number), end in ends.items())
 
-        await until(all_read, timeout_seconds=60)
+        await until(all_read)
         assert await worker.stop() == 0, worker.account()
     await forget_records(bootstrap, *names_of)
     assert (await recover(bootstrap, tmp_path))[0] == 0

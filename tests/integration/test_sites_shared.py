@@ -16,7 +16,7 @@ from api.cli.verify import verify_log
 from streams.codec import partition_of
 from streams.rules.limits import CLAIM_PASSES_MAX
 from streams.settings import Settings
-from tests.brokers import empty_topics
+from tests.brokers import WAIT_SECONDS, empty_topics
 from tests.integration.site_work import WORKER, Id, Play, after, names, playing, unaccounted_for
 from tests.integration.workers import PARTITIONS, SESSION_SECONDS, WorkerProcess, workers
 
@@ -57,7 +57,7 @@ def play(shared: Play) -> Play:
 
 async def _share(running: list[WorkerProcess]) -> None:
     """Wait until each of the workers decides for its share of the partitions, and together for all."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_SECONDS):
         while True:
             answers = [await worker.readiness() for worker in running]
             owned = [set(body["partitions"]) for status, body in answers if status == 200]

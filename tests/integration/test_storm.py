@@ -129,7 +129,7 @@ async def run_storm(
     """
     async with workers(kafka.bootstrap, 2, arguments) as running, sending(kafka.bootstrap) as producer:
         storm = Storm(kafka, running, random.Random(seed), arguments)
-        await running[0].logged("restored", timeout_seconds=60)
+        await running[0].logged("restored")
         slowness = running[0].slowness
         going_on = asyncio.ensure_future(loading(producer))
         for _ in range(faults):

@@ -17,6 +17,7 @@ import aiohttp
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from streams import CONTROLS, DECISIONS, INPUT_TOPICS, STATUSES, TRIGGERS
+from tests.brokers import WAIT_SECONDS
 
 ROOT = Path(__file__).parents[2]
 SESSION_SECONDS = 6.0
@@ -78,7 +79,7 @@ class WorkerProcess:
         if self.is_running:
             self.process.send_signal(number)
 
-    async def logged(self, event: str, count: int = 1, timeout_seconds: float = 30.0, **facts: object) -> Json:
+    async def logged(self, event: str, count: int = 1, timeout_seconds: float = WAIT_SECONDS, **facts: object) -> Json:
         """Wait until ``event`` with these facts was logged ``count`` times; the last of them."""
 
         def matching() -> list[Json]:
@@ -107,7 +108,7 @@ class WorkerProcess:
         async with aiohttp.ClientSession() as session, session.get(f"{await self.address()}/readyz") as answer:
             return answer.status, await answer.json()
 
-    async def ready(self, partitions: Sequence[int] = range(PARTITIONS), timeout_seconds: float = 30.0) -> Json:
+    async def ready(self, partitions: Sequence[int] = range(PARTITIONS), timeout_seconds: float = WAIT_SECONDS) -> Json:
         """Wait until it decides for exactly these partitions; its readiness."""
         wanted = [str(number) for number in partitions]
         status, body = 0, Json()
@@ -119,7 +120,7 @@ class WorkerProcess:
             await asyncio.sleep(0.05)
         raise TimeoutError(f"not ready: {status} {body}; {self.account()}")
 
-    async def ended(self, timeout_seconds: float = 30.0) -> int:
+    async def ended(self, timeout_seconds: float = WAIT_SECONDS) -> int:
         """Its exit code."""
         async with asyncio.timeout(timeout_seconds):
             await self.process.wait()
@@ -226,7 +227,7 @@ class Log:
             ends = await consumer.end_offsets(partitions)
             consumer.assign(partitions)
             await consumer.seek_to_beginning(*partitions)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(WAIT_SECONDS):
                 while any([await consumer.position(partition) < ends[partition] for partition in partitions]):
                     for partition, records in (await consumer.getmany(timeout_ms=50)).items():
                         log.records[partition].extend(records)
@@ -246,7 +247,7 @@ async def decisions(bootstrap: str, partition: int) -> list[Json]:
 
 
 async def wait_for_decisions(
-    bootstrap: str, partition: int, condition: Callable[[list[Json]], bool], timeout_seconds: float = 20.0
+    bootstrap: str, partition: int, condition: Callable[[list[Json]], bool], timeout_seconds: float = WAIT_SECONDS
 ) -> list[Json]:
     """Read the decisions again and again until they are as wanted."""
     deadline = time.monotonic() + timeout_seconds
