@@ -6,9 +6,11 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+import psycopg
 import pytest
 
 from streams import STATUSES
+from tests.brokers import WAIT_SECONDS
 from tests.integration.http_stack import Stack, limited, read_at
 
 pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
@@ -25,7 +27,7 @@ async def ask(berth: Stack, agent: str, id: str, **content: Any) -> httpx.Respon
 
 async def got(client: httpx.AsyncClient, path: str, **parameters: Any) -> dict[str, Any]:
     """What is answered; asked again when it takes longer than the API waits for a ``min_position``."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_SECONDS):
         while (answer := await client.get(path, params=parameters)).status_code == 504:
             pass
     assert answer.status_code == 200, answer.text
@@ -42,7 +44,7 @@ async def word(berth: Stack, agent: str, answer: httpx.Response, status: str, **
 
 
 async def until(berth: Stack, agent: str, id: str, holds: Any) -> dict[str, Any]:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(WAIT_SECONDS):
         while True:
             told: dict[str, Any] = (await berth.http.get(f"/api/agents/{agent}/triggers/{id}")).json()
             if holds(told):
@@ -141,6 +143,31 @@ async def test_a_payload_is_not_kept_so_a_restart_needs_it_again(berth: Stack, a
     without = await berth.http.post(path)
     assert (without.status_code, without.json()["code"], without.json()["field"]) == (400, "missing_field", "payload")
     assert (await berth.http.post(path, json={"payload": {"a": 2}})).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("since_days", "status", "code"), [(0, 504, "projection_behind"), (2, 400, "missing_field")], ids=["young", "old"]
+)
+async def test_a_restart_never_runs_without_the_message(
+    berth: Stack, agent: str, since_days: int, status: int, code: str
+) -> None:
+    """It comes into the tables by itself, some time after the decision, and is forgotten after BERTH_TEXT_DAYS."""
+    await limited(berth.http, agent, 2)
+    await word(berth, agent, await ask(berth, agent, "mute"), "finished")
+    assert (await berth.http.post(f"/api/agents/{agent}/triggers/mute/restart")).status_code == 201
+    await word(berth, agent, await ask(berth, agent, "t", message="do it"), "finished")
+    path = f"/api/agents/{agent}/triggers/t"
+    await until(berth, agent, "t", says("do it"))
+    with psycopg.connect(berth.database_url) as connection:
+        connection.execute("DELETE FROM berth.texts WHERE agent_id = %s", (agent,))
+        age = (timedelta(days=since_days), agent)
+        connection.execute("UPDATE berth.triggers SET accepted_at = accepted_at - %s WHERE agent_id = %s", age)
+    without = await berth.http.post(f"{path}/restart")
+    assert (without.status_code, without.json()["code"]) == (status, code)
+    assert (await berth.http.get(f"/api/agents/{agent}")).json()["running"] == 1, "nothing was changed"
+    again = await berth.http.post(f"{path}/restart", json={"message": "do this"})
+    assert again.status_code == 201
+    await until(berth, agent, again.json()["trigger_id"], says("do this"))
 
 
 async def test_a_paused_agent_is_drained_when_nothing_of_it_runs(berth: Stack, agent: str) -> None:
@@ -273,7 +300,7 @@ async def test_a_list_of_triggers_keeps_its_order_over_pages_while_more_come(ber
     params: dict[str, Any] = {"kind": f"kind-{agent}", "limit": 3, "min_position": last.json()["log_position"]}
     await read_at(berth.http, last, f"/api/agents/{agent}")
     found: list[str] = []
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(WAIT_SECONDS):
         while True:
             page = await got(berth.http, "/api/triggers", **params)
             found += [trigger["trigger_id"] for trigger in page["triggers"]]

@@ -1,5 +1,6 @@
 """Triggers: ask for a turn, see why it waits and what became of it, stop it."""
 
+from datetime import timedelta
 from typing import Any, Final
 
 from fastapi import APIRouter
@@ -25,6 +26,8 @@ from api.http.waiting_facts import read_facts
 router = APIRouter(prefix="/api/agents/{agent_id}/triggers", tags=["triggers"])
 
 TIMELINE_DECISIONS_MAX: Final = 1_000
+TEXTS_KEPT_MIN: Final = timedelta(days=1)
+"""The least that BERTH_TEXT_DAYS can be: a younger text that isn't in the tables is still to come."""
 _RESUME_DEFAULT: Final = ResumeRequest()
 _RESTART_DEFAULT: Final = RestartRequest()
 
@@ -118,11 +121,12 @@ async def restart_trigger(
     async with service.database.reading(service.log.position_of(agent_id)) as reading:
         about = {"agent_id": agent_id, "trigger_id": trigger_id}
         found = await reading.together(agent={"agent_id": agent_id}, trigger=about, texts_of_trigger=about)
-    if not found["agent"]:
-        raise unknown_agent(agent_id)
-    if not found["trigger"]:
-        raise unknown_trigger(agent_id, trigger_id)
-    (row,) = found["trigger"]
+        if not found["agent"]:
+            raise unknown_agent(agent_id)
+        if not found["trigger"]:
+            raise unknown_trigger(agent_id, trigger_id)
+        (row,) = found["trigger"]
+        had_message = await _had_message(reading, row)
     if row["ended_at"] is None:
         raise Problem(
             409,
@@ -137,9 +141,32 @@ async def restart_trigger(
             "payload is required: that of a trigger isn't kept after its end, so send it again. Nothing was changed.",
             members={"field": "payload"},
         )
-    kept = views.to_restart(row, found["texts_of_trigger"])
-    content = {**kept, **given, "restarts": trigger_id}
+    content = {**views.to_restart(row, found["texts_of_trigger"]), **given, "restarts": trigger_id}
+    if had_message and "message" not in content:
+        raise _message_missing(row)
     return answer_write(await service.writes.trigger(agent_id, content, arrival))
+
+
+async def _had_message(reading: Reading, row: DictRow) -> bool:
+    """Whether the decision that accepted a trigger names a message, wherever its text is."""
+    accepted = {"agent_id": row["agent_id"], "after_seq": row["accepted_seq"] - 1, "max_rows": 1}
+    decisions = await reading.rows("decisions_of_agent_page", **accepted)
+    return any(decision["record"]["command"].get("message") is not None for decision in decisions)
+
+
+def _message_missing(row: DictRow) -> Problem:
+    if views.now() - row["accepted_at"] < TEXTS_KEPT_MIN:
+        return Problem(
+            504,
+            "projection_behind",
+            "The trigger's message isn't in the tables yet. Nothing was changed; send it again, or with a message.",
+        )
+    return Problem(
+        400,
+        "missing_field",
+        "message is required: that of the trigger isn't kept any more, so send it again. Nothing was changed.",
+        members={"field": "message"},
+    )
 
 
 _NOT_WAITING: Final[dict[str, Any]] = {"position": None, "reason": None, "waits_for": []}
