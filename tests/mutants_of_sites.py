@@ -189,6 +189,7 @@ OF_SITES: Final = (
         '    if False:\n        return "conversation_busy"',
     ),
     Mutant("(e) decide_before ignored", TIMERS, "if row.answer_until is not None:", "if False:"),
+    Mutant("(e) decide_before binds a resume", ROWS, "if self.is_urgent and self.attempt == 0", "if self.is_urgent"),
     Mutant("(e) decide_before forgets the claim", DECIDE, 'end_claim(step, row, "site_not_answering")', "pass"),
     Mutant(
         "(f) grants go on beside a walk",
