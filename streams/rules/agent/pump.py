@@ -150,11 +150,7 @@ def _start(step: Step) -> bool:
             if not step.may_change():
                 return False
             row = agent.triggers[key.id.decode()]
-            if row.is_over(step.at):  # its timer has not come yet (E5)
-                end_claim(step, row, "expired")
-                step.emit(events.Expired(trigger_id=row.trigger_id))
-            else:
-                _go(step, row)
+            _go(step, row)
             continue
         if not agent.urgent:
             return True
@@ -175,7 +171,10 @@ def _start(step: Step) -> bool:
 
 def _go(step: Step, row: TriggerRow) -> None:
     """Start it, or ask its site first; what lost its payload while it ran, and was resumed, has nothing to run."""
-    if row.payload_lost:
+    if row.is_over(step.at):  # its timer has not come yet (E5)
+        end_claim(step, row, "expired")
+        step.emit(events.Expired(trigger_id=row.trigger_id))
+    elif row.payload_lost:
         fail_without_payload(step, row)
     elif row.site_id is None or row.claim_state == "held":
         _dispatch(step, row)
