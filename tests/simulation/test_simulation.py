@@ -181,3 +181,8 @@ def test_every_fault_and_every_kind_of_event_and_refusal_happened_in_some_run() 
     }
     missing = sorted(name for name in expected if not TOTAL[name])
     assert not missing, missing
+
+
+def test_nothing_is_started_by_force_after_its_time() -> None:
+    """E5: the seed that found it, at a moment before the timer has come."""
+    run(385621738)
