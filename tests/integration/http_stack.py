@@ -211,16 +211,19 @@ async def until_status(
         raise TimeoutError(f"{path} didn't answer {status} within {timeout_seconds} s, last: {last}") from None
 
 
-async def read_at(client: httpx.AsyncClient, write: httpx.Response, path: str) -> Json:
-    """What a path says when the projection has seen a write; asked again when that takes longer than the API waits."""
+async def got(client: httpx.AsyncClient, path: str, status: int = 200, **parameters: Any) -> Json:
+    """What is answered; asked again when it takes longer than the API waits for a ``min_position``."""
     async with asyncio.timeout(WAIT_SECONDS):
-        while True:
-            answer = await client.get(path, params={"min_position": write.json()["log_position"]})
-            if answer.status_code != 504:
-                break
-    assert answer.status_code == 200, answer.text
+        while (answer := await client.get(path, params=parameters)).status_code == 504:
+            pass
+    assert answer.status_code == status, answer.text
     body: Json = answer.json()
     return body
+
+
+async def read_at(client: httpx.AsyncClient, write: httpx.Response, path: str) -> Json:
+    """What a path says when the projection has seen a write."""
+    return await got(client, path, min_position=write.json()["log_position"])
 
 
 async def limited(client: httpx.AsyncClient, agent_id: str, limit: int | str = 1, **settings: Any) -> httpx.Response:

@@ -24,8 +24,8 @@ from streams.audit.logged import merged, read
 from streams.audit.past import Past
 from streams.codec import partition_of
 from streams.rules.order import format_instant
-from tests.brokers import WAIT_SECONDS, until
-from tests.integration.http_stack import Stack, limited, read_at, until_status
+from tests.brokers import until
+from tests.integration.http_stack import Stack, got, limited, read_at, until_status
 from tests.integration.workers import PARTITIONS, ROOT
 from tests.tokens import AUTHENTICATION, bearer
 
@@ -38,16 +38,6 @@ PRIVATE = "private words"
 @pytest.fixture
 def agent() -> str:
     return f"agent-{uuid4().hex[:12]}"
-
-
-async def got(http: httpx.AsyncClient, path: str, status: int = 200, **parameters: Any) -> Json:
-    """What is answered; asked again when it takes longer than the API waits for a ``min_position``."""
-    async with asyncio.timeout(WAIT_SECONDS):
-        while (answer := await http.get(path, params=parameters)).status_code == 504:
-            pass
-    assert answer.status_code == status, answer.text
-    body: Json = answer.json()
-    return body
 
 
 async def pages(http: httpx.AsyncClient, **parameters: Any) -> list[list[Json]]:

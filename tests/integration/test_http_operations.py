@@ -11,7 +11,7 @@ import pytest
 
 from streams import STATUSES
 from tests.brokers import WAIT_SECONDS
-from tests.integration.http_stack import Stack, limited, read_at
+from tests.integration.http_stack import Stack, got, limited, read_at
 
 pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
 
@@ -23,16 +23,6 @@ def agent() -> str:
 
 async def ask(berth: Stack, agent: str, id: str, **content: Any) -> httpx.Response:
     return await berth.http.post(f"/api/agents/{agent}/triggers", json={"id": id, **content})
-
-
-async def got(client: httpx.AsyncClient, path: str, **parameters: Any) -> dict[str, Any]:
-    """What is answered; asked again when it takes longer than the API waits for a ``min_position``."""
-    async with asyncio.timeout(WAIT_SECONDS):
-        while (answer := await client.get(path, params=parameters)).status_code == 504:
-            pass
-    assert answer.status_code == 200, answer.text
-    told: dict[str, Any] = answer.json()
-    return told
 
 
 async def word(berth: Stack, agent: str, answer: httpx.Response, status: str, **fields: Any) -> None:

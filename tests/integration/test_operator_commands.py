@@ -26,7 +26,7 @@ from streams.codec import Record, partition_of
 from streams.partition import dead_letter
 from streams.rules.limits import RECORD_BYTES_MAX
 from tests.brokers import WAIT_SECONDS
-from tests.integration.http_stack import Stack, limited, read_at
+from tests.integration.http_stack import Stack, got, limited, read_at
 from tests.integration.workers import PARTITIONS, ROOT, Json
 from tests.tokens import AUTHENTICATION, SECRET
 
@@ -66,13 +66,7 @@ class Shell:
 
     async def changed(self, path: str, *words: str) -> Json:
         """What a path of the API says when a command that changes something is visible there."""
-        position = {"min_position": (await self.told(*words))["log_position"]}
-        async with asyncio.timeout(WAIT_SECONDS):
-            while (answer := await self.berth.http.get(path, params=position)).status_code == 504:
-                pass  # it takes longer than the API waits
-        assert answer.status_code == 200, answer.text
-        body: Json = answer.json()
-        return body
+        return await got(self.berth.http, path, min_position=(await self.told(*words))["log_position"])
 
     async def refused(self, *words: str, token: str | None = None) -> Refused:
         done = await self.run(*words, token=token)

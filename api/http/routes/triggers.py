@@ -126,14 +126,15 @@ async def restart_trigger(
         if not found["trigger"]:
             raise unknown_trigger(agent_id, trigger_id)
         (row,) = found["trigger"]
-        had_message = await _had_message(reading, row)
+        given = request.given()
+        content = {**views.to_restart(row, found["texts_of_trigger"]), **given, "restarts": trigger_id}
+        lacks_message = "message" not in content and await _had_message(reading, row)
     if row["ended_at"] is None:
         raise Problem(
             409,
             "trigger_not_final",
             f"Trigger {trigger_id!r} is {row['state']}. Only one that has ended can be restarted; stop it first.",
         )
-    given = request.given()
     if row["payload_bytes"] and "payload" not in given:
         raise Problem(
             400,
@@ -141,8 +142,7 @@ async def restart_trigger(
             "payload is required: that of a trigger isn't kept after its end, so send it again. Nothing was changed.",
             members={"field": "payload"},
         )
-    content = {**views.to_restart(row, found["texts_of_trigger"]), **given, "restarts": trigger_id}
-    if had_message and "message" not in content:
+    if lacks_message:
         raise _message_missing(row)
     return answer_write(await service.writes.trigger(agent_id, content, arrival))
 
