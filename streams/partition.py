@@ -376,12 +376,13 @@ class Partition:
     def _write_texts(self, agent: Agent, step: Step, key: bytes) -> None:
         command = step.command
         if isinstance(command, Trigger):
-            if command.id not in agent.triggers or not step.emitted:
+            if not any(type(event) is events.Accepted for event in step.emitted):
                 return
-            texts = codec.write_texts(command.message, command.payload)
-            if texts is not None:
-                text_key = agent.agent_id, command.id
-                self._texts[text_key] = self._changed_texts[text_key] = texts
+            if command.id in agent.triggers:  # else its time was over when it came: nobody is sent what it holds
+                texts = codec.write_texts(command.message, command.payload)
+                if texts is not None:
+                    text_key = agent.agent_id, command.id
+                    self._texts[text_key] = self._changed_texts[text_key] = texts
             if command.message is not None:
                 self._outputs.append(
                     codec.text_output(key, agent.agent_id, command.id, None, "message", command.message)

@@ -41,7 +41,7 @@ from streams.codec import Output, Record, partition_of
 from streams.partition import Partition
 from streams.rules import events, limits, site_events, verdicts
 from streams.rules.agent.state import Agent
-from streams.rules.messages import Continue, Message
+from streams.rules.messages import Continue, Message, Trigger
 from streams.rules.order import SECOND, format_instant
 from streams.rules.site.state import Site
 from tests.states import check_room, content, site_content, without_leases
@@ -111,6 +111,7 @@ class Driven:
         self.values: list[bytes] = []
         self.dispatches: list[Json] = []
         self.texts: list[Json] = []
+        self._accepted_messages: list[tuple[str, str]] = []
         self.dead_letters: list[Output] = []
         self.rekeyed: list[Output] = []
         self.site_decisions: list[site_events.SiteDecision] = []
@@ -333,8 +334,11 @@ class Driven:
                 self.rows.pop(key, None)
             else:
                 self.rows[key] = row
+        before, self._accepted_messages = len(self.texts), []
         for output in changes.outputs:
             self._take(output)
+        said = [(text["agent_id"], text["trigger_id"]) for text in self.texts[before:] if text["kind"] == "message"]
+        assert said == self._accepted_messages, "each accepted trigger's message is written beside it, and no other"
 
     def _take(self, output: Output) -> None:
         self.outputs.append(output)
@@ -386,6 +390,9 @@ class Driven:
             assert violation is None, violation
         self.decisions.append(decision)
         self.values.append(value)
+        if isinstance(decision.command, Trigger) and decision.command.message is not None:
+            accepted = [event for event in decision.events if isinstance(event, events.Accepted)]
+            self._accepted_messages += [(decision.agent_id, event.trigger_id) for event in accepted]
 
     # Then
 

@@ -259,6 +259,12 @@ OF_AGENTS: Final = (
     ),
     Mutant("texts are kept", "streams/partition.py", "if self._texts.pop(text_key, None) is not None:", "if False:"),
     Mutant(
+        "what is over when it comes loses its message",
+        "streams/partition.py",
+        "if not any(type(event) is events.Accepted for event in step.emitted):",
+        "if command.id not in agent.triggers or not step.emitted:",
+    ),
+    Mutant(
         "the default limit is not stamped",
         "streams/partition.py",
         "if self._uses_default_limit(agent, command):",

@@ -8,6 +8,7 @@ from uuid import uuid4
 import httpx
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from streams import STATUSES
 from tests.brokers import WAIT_SECONDS
@@ -158,6 +159,43 @@ async def test_a_restart_never_runs_without_the_message(
     again = await berth.http.post(f"{path}/restart", json={"message": "do this"})
     assert again.status_code == 201
     await until(berth, agent, again.json()["trigger_id"], says("do this"))
+
+
+async def test_a_restart_waits_for_a_message_that_comes_after_its_decision(berth: Stack, agent: str) -> None:
+    await limited(berth.http, agent, 2)
+    await word(berth, agent, await ask(berth, agent, "t", message="do it"), "finished")
+    await until(berth, agent, "t", says("do it"))
+    with psycopg.connect(berth.database_url, autocommit=True) as connection:
+        taken = "DELETE FROM berth.texts WHERE agent_id = %s RETURNING *"
+        (row,) = connection.execute(
+            "WITH taken AS (" + taken + ") SELECT to_jsonb(taken) FROM taken", (agent,)
+        ).fetchall()
+        (began,) = connection.execute("SELECT clock_timestamp()").fetchone() or ()
+        restarting = asyncio.create_task(berth.http.post(f"/api/agents/{agent}/triggers/t/restart"))
+        looked = (
+            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'berth-api' AND query_start > %s"
+            " AND datname = current_database() AND query LIKE '%%FROM decisions%%')"
+        )
+        async with asyncio.timeout(WAIT_SECONDS):
+            while connection.execute(looked, (began,)).fetchone() == (False,):
+                assert not restarting.done(), (await restarting).text
+                await asyncio.sleep(0)
+        connection.execute(
+            "INSERT INTO berth.texts SELECT * FROM jsonb_populate_record(NULL::berth.texts, %s)", (Jsonb(row[0]),)
+        )
+    answer = await restarting
+    assert answer.status_code == 201, answer.text
+    await until(berth, agent, answer.json()["trigger_id"], says("do it"))
+
+
+async def test_what_was_over_when_it_came_is_restarted_with_its_message(berth: Stack, agent: str) -> None:
+    await limited(berth.http, agent, 1)
+    before = (datetime.now(UTC) - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    over = await ask(berth, agent, "t", message="do it", expires_at=before)
+    assert (over.status_code, over.json()["status"]) == (202, "expired")
+    again = await berth.http.post(f"/api/agents/{agent}/triggers/t/restart")
+    assert again.status_code == 201
+    await until(berth, agent, again.json()["trigger_id"], says("do it"))
 
 
 async def test_a_paused_agent_is_drained_when_nothing_of_it_runs(berth: Stack, agent: str) -> None:

@@ -367,7 +367,7 @@ def test_running_and_paused_ones_dont_expire() -> None:
 @pytest.mark.parametrize("seconds", [-100, 0])
 @pytest.mark.parametrize("full", [False, True])
 def test_a_trigger_that_is_over_at_its_acceptance_expires_there(seconds: float, full: bool) -> None:
-    """E5: accepted and expired in one decision; never dispatched, nothing of it is left."""
+    """E5: accepted and expired in one decision; never dispatched, only its message is left, to restart it with."""
     driven = Driven()
     if full:
         driven.trigger("running")
@@ -376,6 +376,7 @@ def test_a_trigger_that_is_over_at_its_acceptance_expires_there(seconds: float, 
     assert driven.final("t1") == "expired"
     assert "t1" not in driven.dispatched()
     assert not [key for key in driven.rows if b'"text"' in key]
+    assert [(text["trigger_id"], text["kind"], text["text"]) for text in driven.texts] == [("t1", "message", "m")]
     driven.check()
 
 

@@ -1,5 +1,6 @@
 """Triggers: ask for a turn, see why it waits and what became of it, stop it."""
 
+import asyncio
 from datetime import timedelta
 from typing import Any, Final
 
@@ -8,7 +9,7 @@ from fastapi.responses import JSONResponse
 from psycopg.rows import DictRow
 
 from api.http import views
-from api.http.database import Reading
+from api.http.database import Database, Reading
 from api.http.problems import Problem, unknown_agent, unknown_trigger
 from api.http.requests import RescheduleRequest, RestartRequest, ResumeRequest, TriggerRequest
 from api.http.routes.parameters import (
@@ -20,6 +21,7 @@ from api.http.routes.parameters import (
     answer,
     answer_write,
 )
+from api.http.tasks import TEXT_SECONDS_MAX
 from api.http.waiting import causes
 from api.http.waiting_facts import read_facts
 
@@ -121,20 +123,18 @@ async def restart_trigger(
     async with service.database.reading(service.log.position_of(agent_id)) as reading:
         about = {"agent_id": agent_id, "trigger_id": trigger_id}
         found = await reading.together(agent={"agent_id": agent_id}, trigger=about, texts_of_trigger=about)
-        if not found["agent"]:
-            raise unknown_agent(agent_id)
-        if not found["trigger"]:
-            raise unknown_trigger(agent_id, trigger_id)
-        (row,) = found["trigger"]
-        given = request.given()
-        content = {**views.to_restart(row, found["texts_of_trigger"]), **given, "restarts": trigger_id}
-        lacks_message = "message" not in content and await _had_message(reading, row)
+    if not found["agent"]:
+        raise unknown_agent(agent_id)
+    if not found["trigger"]:
+        raise unknown_trigger(agent_id, trigger_id)
+    (row,) = found["trigger"]
     if row["ended_at"] is None:
         raise Problem(
             409,
             "trigger_not_final",
             f"Trigger {trigger_id!r} is {row['state']}. Only one that has ended can be restarted; stop it first.",
         )
+    given = request.given()
     if row["payload_bytes"] and "payload" not in given:
         raise Problem(
             400,
@@ -142,9 +142,39 @@ async def restart_trigger(
             "payload is required: that of a trigger isn't kept after its end, so send it again. Nothing was changed.",
             members={"field": "payload"},
         )
-    if lacks_message:
-        raise _message_missing(row)
+    content = {**views.to_restart(row, found["texts_of_trigger"]), **given, "restarts": trigger_id}
+    if "message" not in content:
+        content |= await _missing_message(service.database, row)
     return answer_write(await service.writes.trigger(agent_id, content, arrival))
+
+
+async def _missing_message(database: Database, row: DictRow) -> dict[str, Any]:
+    """What a trigger's message adds to its restart: nothing if it had none. Raises Problem when it can't be had.
+
+    Its text is in the log with the decision that accepted it, and comes into the tables by itself, a moment apart.
+    """
+    until_seconds = asyncio.get_running_loop().time() + TEXT_SECONDS_MAX
+    while True:
+        async with database.reading() as reading:
+            about = {"agent_id": row["agent_id"], "trigger_id": row["trigger_id"]}
+            kept = views.to_restart(row, await reading.rows("texts_of_trigger", **about))
+            if "message" in kept or not await _had_message(reading, row):
+                return {"message": kept["message"]} if "message" in kept else {}
+        if views.now() - row["accepted_at"] >= TEXTS_KEPT_MIN:
+            raise Problem(
+                400,
+                "missing_field",
+                "message is required: that of the trigger isn't kept any more, so send it again. Nothing was changed.",
+                members={"field": "message"},
+            )
+        left_seconds = until_seconds - asyncio.get_running_loop().time()
+        if left_seconds <= 0:
+            raise Problem(
+                504,
+                "projection_behind",
+                "The trigger's message isn't in the tables yet. Nothing was changed; send it again, or with a message.",
+            )
+        await database.moved(left_seconds)
 
 
 async def _had_message(reading: Reading, row: DictRow) -> bool:
@@ -152,21 +182,6 @@ async def _had_message(reading: Reading, row: DictRow) -> bool:
     accepted = {"agent_id": row["agent_id"], "after_seq": row["accepted_seq"] - 1, "max_rows": 1}
     decisions = await reading.rows("decisions_of_agent_page", **accepted)
     return any(decision["record"]["command"].get("message") is not None for decision in decisions)
-
-
-def _message_missing(row: DictRow) -> Problem:
-    if views.now() - row["accepted_at"] < TEXTS_KEPT_MIN:
-        return Problem(
-            504,
-            "projection_behind",
-            "The trigger's message isn't in the tables yet. Nothing was changed; send it again, or with a message.",
-        )
-    return Problem(
-        400,
-        "missing_field",
-        "message is required: that of the trigger isn't kept any more, so send it again. Nothing was changed.",
-        members={"field": "message"},
-    )
 
 
 _NOT_WAITING: Final[dict[str, Any]] = {"position": None, "reason": None, "waits_for": []}
