@@ -24,7 +24,7 @@ async def empty_topics(bootstrap: str, partitions: int) -> None:
 
     An open transaction is ended first, or its abort marker would be written to the new topic and take an offset there.
     """
-    await asyncio.gather(*(_fence(bootstrap, partition) for partition in range(partitions)))
+    await asyncio.gather(*(fence(bootstrap, partition) for partition in range(partitions)))
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
@@ -81,7 +81,8 @@ async def _group_is_empty(admin: AIOKafkaAdminClient) -> bool:
     return all(group[2] in ("Empty", "Dead", "") for group in answer.groups)
 
 
-async def _fence(bootstrap: str, partition: int) -> None:
+async def fence(bootstrap: str, partition: int) -> None:
+    """End what a partition's writers have begun; what one of them has committed or aborted is there, or gone, then."""
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"{APPLICATION_ID}-{partition}")
     try:
         await producer.start()

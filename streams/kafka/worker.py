@@ -65,6 +65,7 @@ ADVICE: Final = {
 
 REPORT_SECONDS: Final = 1.0
 ASK_SECONDS_MAX: Final = 5.0
+METADATA_SECONDS_MAX: Final = 1.0
 AWAY_LOGGED_SECONDS: Final = 10.0
 """That Kafka is still away is said this often."""
 SILENCE_SECONDS_MIN: Final = 3.0
@@ -389,6 +390,9 @@ def _app(settings: Settings, bootstrap: str) -> App:
         broker_request_timeout=max(30.0, 4 * session_seconds),
         stream_recovery_delay=0.0,
         consumer_auto_offset_reset="earliest",
+        # One that Kafka didn't answer when it asked for its topics doesn't ask again by itself before this is over, and
+        # a leader that has never heard of a topic gives none of its partitions to anybody until then.
+        consumer_metadata_max_age_ms=int(METADATA_SECONDS_MAX * 1000),
     )
     app.transport = Transport(app.conf.broker_consumer, app)
     return app

@@ -23,7 +23,7 @@ from streams.kafka.worker import AWAY_LOGGED_SECONDS
 from streams.partition import Partition
 from streams.rules.limits import Defaults
 from streams.settings import Settings
-from tests.brokers import WAIT_SECONDS, delete_topics, until
+from tests.brokers import WAIT_SECONDS, delete_topics, fence, until
 from tests.integration.counting import CountingPartition
 from tests.integration.lost_rows import forget_records, stored_rows, write_rows
 from tests.integration.site_work import WORKER, names, playing
@@ -54,7 +54,7 @@ def position_row(positions: Mapping[str, int], at_us: int = 0) -> bytes:
 async def write(
     bootstrap: str, topic: str, *transactions: tuple[str, Mapping[bytes, bytes | None]], partition: int = 0
 ) -> None:
-    """Write to a partition as its owner would: each transaction is ("commit" or "abort", rows)."""
+    """Write to a partition as its owner would: each transaction is ("commit" or "abort", rows), and over at the end."""
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"{APPLICATION_ID}-{partition}")
     await producer.start()
     try:
@@ -65,6 +65,7 @@ async def write(
             await (producer.commit_transaction() if how == "commit" else producer.abort_transaction())
     finally:
         await producer.stop()
+    await fence(bootstrap, partition)  # Kafka answers a commit before it is in the partition
 
 
 async def delete_until(bootstrap: str, topic: str, offset: int, partition: int = 0) -> None:
@@ -393,6 +394,20 @@ async def test_kafka_away_is_told_seldom_and_that_it_answers_again(fresh_kafka: 
         assert third["seconds"] < AWAY_LOGGED_SECONDS
         fresh_kafka.start()
         await worker.logged("kafka_answers_again", 2)
+
+
+@pytest.mark.timeout(240)
+async def test_kafka_away_just_when_a_worker_asks_for_its_topics(fresh_kafka: EmbeddedKafka) -> None:
+    """Else it would lead a group over topics that it has never heard of, and give nothing to anybody for minutes."""
+    async with workers(fresh_kafka.bootstrap) as (first,):
+        await first.ready()  # so that Kafka has the group: else it says that it isn't known yet, and is asked again
+        assert await first.stop() == 0
+    async with workers(fresh_kafka.bootstrap, arguments=("-m", "tests.integration.late_worker")) as (worker,):
+        await worker.logged("subscribes")
+        fresh_kafka.kill()
+        await worker.logged("subscribed")
+        fresh_kafka.start()
+        await worker.ready()
 
 
 async def test_kafka_away_at_the_start() -> None:
