@@ -42,6 +42,8 @@ REMEMBERED_MAX: Final = 100_000
 """Execution ids and requests to stop that are remembered, the newest."""
 HEARTBEATS_PER_PROMISE: Final = 3
 FULL_POLL_MILLISECONDS: Final = 50
+METADATA_MILLISECONDS_MAX: Final = 1_000
+"""Who asks for a topic while Kafka is away asks again only then, and as leader would give it to nobody until then."""
 COMMIT_SECONDS_MAX: Final = 5.0
 """How long a rebalance waits for what was just read to be taken."""
 
@@ -118,7 +120,12 @@ class Runner(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
             "isolation_level": "read_committed",
             "enable_auto_commit": False,
         }
-        self._taking = AIOKafkaConsumer(group_id=options.group, auto_offset_reset="earliest", **common)
+        self._taking = AIOKafkaConsumer(
+            group_id=options.group,
+            auto_offset_reset="earliest",
+            metadata_max_age_ms=METADATA_MILLISECONDS_MAX,
+            **common,
+        )
         self._listening = AIOKafkaConsumer(DISPATCHES.name, auto_offset_reset="latest", **common)
         self._producer = AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True)
 

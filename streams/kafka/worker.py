@@ -390,8 +390,7 @@ def _app(settings: Settings, bootstrap: str) -> App:
         broker_request_timeout=max(30.0, 4 * session_seconds),
         stream_recovery_delay=0.0,
         consumer_auto_offset_reset="earliest",
-        # One that Kafka didn't answer when it asked for its topics doesn't ask again by itself before this is over, and
-        # a leader that has never heard of a topic gives none of its partitions to anybody until then.
+        # Who asks for its topics while Kafka is away asks again only then, and as leader gives out none until then.
         consumer_metadata_max_age_ms=int(METADATA_SECONDS_MAX * 1000),
     )
     app.transport = Transport(app.conf.broker_consumer, app)

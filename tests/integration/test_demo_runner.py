@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import structlog
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from api.cli.embedded_kafka import EmbeddedKafka
+from api.load.runner import Ended, Options, Runner
 from streams import CONTROLS, DECISIONS, DISPATCHES, STATUSES, TRIGGERS
 from streams.codec import partition_of
+from streams.rules.dispatches import Dispatch
 from tests.brokers import WAIT_SECONDS, empty_topics
 from tests.integration.workers import PARTITIONS, ROOT, Json, WorkerProcess
 
@@ -280,6 +283,29 @@ async def test_a_dispatch_that_comes_twice_is_taken_once(system: System) -> None
     await system.events("finished", 2, agent_id="twice")
     executions = [entry["execution_id"] for entry in await system.reported("twice", "running", 2)]
     assert len(executions) == len(set(executions)) == 2
+
+
+async def no_work(_dispatch: Dispatch) -> Ended:
+    raise AssertionError("nothing is dispatched")
+
+
+async def test_kafka_away_just_when_a_runner_asks_for_its_topic(fresh_kafka: EmbeddedKafka) -> None:
+    """Else it would lead a group over a topic that it has never heard of, and take nothing for minutes."""
+    for is_away in (False, True):  # at first not, so that Kafka has the group: else it is asked for it again
+        runner = Runner(fresh_kafka.bootstrap, no_work, Options())
+        await runner.start()
+        if is_away:
+            fresh_kafka.kill()
+        with structlog.testing.capture_logs() as logs:
+            running = asyncio.create_task(runner.run())
+            if is_away:
+                await asyncio.to_thread(fresh_kafka.start)
+            async with asyncio.timeout(WAIT_SECONDS):
+                while not any(entry.get("partitions") == list(range(PARTITIONS)) for entry in logs):
+                    assert not running.done(), running
+                    await asyncio.sleep(0.02)
+        runner.end()
+        await running
 
 
 async def test_a_demo_without_a_worker_says_what_it_waits_for(
