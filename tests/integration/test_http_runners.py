@@ -7,7 +7,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from streams import STATUSES
+from streams import STATUSES, TRIGGERS
 from tests.brokers import WAIT_SECONDS
 from tests.integration.http_stack import Stack, limited
 
@@ -89,6 +89,21 @@ async def test_a_position_is_resumed_without_a_gap_and_the_same_one_gives_the_sa
         found += [dispatch["trigger_id"] for dispatch in read["dispatches"]]
         position = read["position"]
     assert found == [f"t{number}" for number in range(5)]
+
+
+async def test_texts_with_lone_surrogates_are_handed_on_as_they_came(berth: Stack, agent: str) -> None:
+    """Kafka takes them (G3), so a runner must not stop at one."""
+    await limited(berth.http, agent, 1)
+    texts = {"message": "\ud800 m", "payload": {"\udfff": ["\ud800\ud800", "ä\U0001f600"]}}
+    await berth.send(TRIGGERS, agent, type="trigger", v=1, id="odd", conversation_id="c", **texts)
+    for agents in ((agent,), ("*",)):
+        position, found = None, dict[str, Any]()
+        async with asyncio.timeout(WAIT_SECONDS):
+            while found.get("trigger_id") != "odd":
+                read = await poll(berth.http, *agents, after=position)
+                mine = (dispatch for dispatch in read["dispatches"] if dispatch["agent_id"] == agent)
+                position, found = read["position"], next(mine, {})
+        assert {name: found[name] for name in texts} == texts
 
 
 async def test_a_poll_waits_for_what_comes(berth: Stack, agent: str) -> None:

@@ -15,7 +15,7 @@ from api.http.positions import read_runner_position, write_runner_position
 from api.http.problems import invalid
 from api.http.requests import BULK_MAX, StatusReport
 from api.http.rights import CallerOf, access_denied, require_access
-from api.http.routes.parameters import ArrivalOf, Service, ServiceOf, answer
+from api.http.routes.parameters import ArrivalOf, Service, ServiceOf
 from streams import STATUSES
 from streams.rules.limits import SCHEMA_VERSION
 from streams.rules.messages import Id
@@ -28,6 +28,14 @@ DISPATCHES_MAX: Final = 100
 TABLES_BEHIND_SECONDS: Final = 60
 """What was dispatched since may not be in the tables yet."""
 AGENTS_MAX: Final = 500
+
+
+class _Escaped(JSONResponse):
+    """JSON in ASCII: lone surrogates of people's texts have no UTF-8, but an escape, and are handed on as they came."""
+
+    def render(self, content: Any) -> bytes:
+        """As the base class says."""
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
 @router.get("/runners/dispatches")
@@ -56,7 +64,7 @@ async def poll_dispatches(
         read = await service.dispatches.read(wanted, offsets, since, until_seconds, limit)
         records = read.records if after is not None else await _not_ended(service, read.records)
         if records or read.is_last or asyncio.get_running_loop().time() >= until_seconds:
-            return answer({"dispatches": records, "position": write_runner_position(read.next_offsets)})
+            return _Escaped({"dispatches": records, "position": write_runner_position(read.next_offsets)})
         offsets = read.next_offsets
 
 
