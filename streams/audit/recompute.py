@@ -97,7 +97,8 @@ def _site_again(site: Site, logged: site_events.SiteDecision) -> bytes | None:
         fold_site(site, logged)
         return None
     stamped = (event.capacity for event in logged.events if isinstance(event, site_events.SiteConfigured))
-    defaults = limits.Defaults(pool_capacity=next(stamped, 0))
+    # Who asks for the default and changes nothing has it already.
+    defaults = limits.Defaults(pool_capacity=next(stamped, site.row.capacity))
     if not isinstance(logged.command, ContinueSite):
         work_off_silently(site, logged.at)
     step = decide_site(site, logged.command, logged.at, defaults)

@@ -305,6 +305,19 @@ def test_the_log_as_it_is_comes_out_again() -> None:
     assert recheck.decisions == len(values)
 
 
+def test_whoever_asks_for_a_default_that_holds_already_is_decided_again() -> None:
+    driven = Driven(3, pool=2)
+    for setting in (None, None, 5, None, None):
+        driven.configure(parallelism_limit=setting)
+        driven.site_control("configure_site", capacity=setting)
+        driven.site_control("gate", scope="organization", name="o", run_budget=setting)
+        driven.site_control("gate", scope="organization", name="o", enabled=None)
+    reading = Reading()
+    assert reading.read(list(log_of(driven))) is None
+    assert reading.recheck.decisions == len(driven.values) + len(driven.site_decisions) >= 20
+    assert (driven.agent().limit, driven.site().row.capacity) == (3, 2)
+
+
 def test_decisions_of_unknown_policies_are_named_and_still_checked() -> None:
     recheck = Recheck()
     verifier = Verifier(None, None, recheck)
