@@ -124,6 +124,14 @@ _OURS: Final[dict[str, LiteralString]] = {
         SELECT *, octet_length(key) AS key_bytes, octet_length(value) AS value_bytes
           FROM dead_letters
          WHERE log_partition = %(partition)s AND log_offset = %(offset)s""",
+    # The decision in which a trigger ended: none while it lives.
+    "end_of_trigger": """
+        SELECT decisions.record::text
+          FROM triggers
+          JOIN decision_ids ON decision_ids.agent_id = triggers.agent_id AND decision_ids.id = triggers.trigger_id
+          JOIN decisions ON decisions.agent_id = decision_ids.agent_id AND decisions.seq = decision_ids.seq
+               AND decisions.decided_at = triggers.ended_at
+         WHERE triggers.agent_id = %(agent_id)s AND triggers.trigger_id = %(trigger_id)s""",
     # What a command was answered that the decision seq settled; or, of an ask that this one only accepted (its site had
     # the last word), the decision that then said what became of it.
     "first_answer": """

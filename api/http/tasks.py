@@ -27,11 +27,14 @@ TEXT_SECONDS_MAX: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a trigger ended, or that it waits for a person; ``has_text``: its runner gave a result or an error."""
+    """How a trigger ended, or that it waits for a person.
+
+    ``has_text``: its runner gave a result or an error with it; None: the decision has to be looked up.
+    """
 
     state: OutcomeState
     position: LogPosition
-    has_text: bool
+    has_text: bool | None
 
 
 @dataclass(slots=True, eq=False)
@@ -92,14 +95,34 @@ class Outcomes:
             return
         decision = events.read_decision(record.value)
         position = LogPosition({record.partition: record.offset + 1})
-        command = decision.command
-        has_text = isinstance(command, Status) and (command.result is not None or command.error is not None)
         for event in decision.events:
             state = outcome_of(event)
             if state is not None:
+                outcome = Outcome(state, position, has_text(decision, event))
                 for watch in watches:
-                    watch.outcomes[event.trigger_id] = Outcome(state, position, has_text)  # type: ignore[union-attr]
+                    watch.outcomes[event.trigger_id] = outcome  # type: ignore[union-attr]
                     watch.changed.set()
+
+
+def has_text(decision: events.Decision, event: events.Event) -> bool:
+    """Whether the runner gave a result or an error with the word that led to the event of the decision.
+
+    The same decision may tell of others, whose time was over: with them nobody gave anything.
+    """
+    command, execution_id = decision.command, getattr(event, "execution_id", None)
+    if not isinstance(command, Status) or execution_id is None:
+        return False
+    is_its_own = command.execution_id in (None, execution_id)
+    return is_its_own and (command.result is not None or command.error is not None)
+
+
+def end_has_text(decision: events.Decision, trigger_id: str) -> bool:
+    """The same of the trigger's end, which is in the decision."""
+    return any(
+        event.trigger_id == trigger_id and has_text(decision, event)  # type: ignore[union-attr]
+        for event in decision.events
+        if outcome_of(event) is not None
+    )
 
 
 def outcome_of(event: events.Event) -> OutcomeState | None:

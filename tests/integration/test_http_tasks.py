@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -97,6 +98,47 @@ async def test_a_task_that_waits_for_a_person_is_answered_at_once(berth: Stack, 
     await say(berth, agent, await dispatched(berth, agent), "paused")
     answer = await asked
     assert (answer.status_code, answer.json()["status"]) == (202, "paused")
+
+
+async def test_who_asks_again_while_it_waits_for_a_person_is_told_so_at_once(berth: Stack, agent: str) -> None:
+    await limited(berth.http, agent, 1)
+    asked = asyncio.create_task(task(berth.http, agent, "k"))
+    await say(berth, agent, await dispatched(berth, agent), "paused")
+    assert (await asked).json()["status"] == "paused"
+    again = await task(berth.clients[1], agent, "k", wait_seconds=2)
+    told = again.json()
+    assert (again.status_code, told["repeated"], told["state"], told["status"]) == (202, True, "paused", "paused")
+
+
+@pytest.mark.parametrize(
+    ("status", "fields", "texts"),
+    [
+        ("finished", {}, (None, None)),
+        ("finished", {"result": RESULT}, (RESULT, None)),
+        ("failed", {"retryable": False}, (None, None)),
+        ("failed", {"retryable": False, "error": "no disk"}, (None, "no disk")),
+    ],
+)
+async def test_who_asks_again_after_the_end_is_told_the_same(
+    berth: Stack, agent: str, status: str, fields: dict[str, Any], texts: tuple[Any, Any]
+) -> None:
+    await limited(berth.http, agent, 1)
+    asked = asyncio.create_task(task(berth.http, agent, "k"))
+    await say(berth, agent, await dispatched(berth, agent), status, **fields)
+    for answer in (await asked, await task(berth.http, agent, "k"), await task(berth.clients[1], agent, "k")):
+        told = answer.json()
+        assert (answer.status_code, told["status"], told["result_available"]) == (200, status, True)
+        assert (told["result"], told["error"]) == texts
+
+
+async def test_a_task_that_was_over_when_it_came_has_no_result_to_wait_for(berth: Stack, agent: str) -> None:
+    await limited(berth.http, agent, 1)
+    past = (datetime.now(UTC) - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    for repeated in (False, True):
+        answer = await task(berth.http, agent, "k", expires_at=past)
+        told = answer.json()
+        assert (answer.status_code, told["status"], told["repeated"]) == (200, "expired", repeated)
+        assert (told["result"], told["error"], told["result_available"]) == (None, None, True)
 
 
 async def test_who_waits_no_longer_is_told_where_to_look_and_asks_again_for_the_result(

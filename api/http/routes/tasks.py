@@ -15,8 +15,9 @@ from api.http.problems import Problem, invalid
 from api.http.requests import SystemTaskRequest, TaskRequest
 from api.http.rights import CallerOf, require_access
 from api.http.routes.parameters import AgentId, ArrivalOf, Service, ServiceOf, answer_write
-from api.http.tasks import TEXT_SECONDS_MAX, Outcome
+from api.http.tasks import TEXT_SECONDS_MAX, Outcome, end_has_text
 from api.http.writes import Arrival, Reply
+from streams.rules.events import read_decision
 from streams.rules.messages import NEVER_INTERACTIVE
 
 router = APIRouter(prefix="/api", tags=["tasks"])
@@ -66,7 +67,9 @@ async def run_turn(
         content = reply.content
         if content.get("state") in _FINAL or content["status"] in _FINAL:  # asked again after its end
             state = content["status"] if content.get("state") is None else content["state"]
-            return await _ended(service, content, Outcome(state, read_position(content["log_position"]), True))
+            return await _ended(service, content, Outcome(state, read_position(content["log_position"]), None))
+        if content.get("state") == "paused":  # it goes on when a person says so, and not sooner
+            return Reply(202, {**content, "status": "paused"}, reply.headers)
         outcome = await watch.outcome(content["trigger_id"], arrival.seconds + wait_seconds)
     if outcome is None or outcome.state == "paused":
         status = content["status"] if outcome is None else outcome.state
@@ -105,21 +108,25 @@ async def _texts(service: Service, agent_id: str, trigger_id: str, outcome: Outc
     """``result`` and ``error`` of the last attempt; ``result_available`` false when they can't be read now."""
     until_seconds = asyncio.get_running_loop().time() + TEXT_SECONDS_MAX
     position: LogPosition | None = outcome.position
+    has_text = outcome.has_text
+    about = {"agent_id": agent_id, "trigger_id": trigger_id}
     try:
         while True:
             async with service.database.reading(position) as reading:
-                about = {"agent_id": agent_id, "trigger_id": trigger_id}
                 found = await reading.together(trigger=about, texts_of_trigger=about)
+                if has_text is None:
+                    ends = await reading.rows("end_of_trigger", **about)
+                    has_text = any(end_has_text(read_decision(end["record"].encode()), trigger_id) for end in ends)
             position = None
             last = found["trigger"][0]["execution_id"] if found["trigger"] else None
             texts = {
                 text["kind"]: text["content"] for text in found["texts_of_trigger"] if text["execution_id"] == last
             }
             left = until_seconds - asyncio.get_running_loop().time()
-            if texts or not outcome.has_text or left <= 0:
+            if texts or not has_text or left <= 0:
                 break
             await service.database.moved(left)
     except (psycopg.OperationalError, psycopg.errors.UndefinedTable, PoolTimeout, ProjectionBehind):
         return {"result": None, "error": None, "result_available": False}
-    available = bool(texts) or not outcome.has_text
+    available = bool(texts) or not has_text
     return {"result": texts.get("result"), "error": texts.get("error"), "result_available": available}
