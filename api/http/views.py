@@ -11,6 +11,7 @@ from typing import Any, Final
 from api.http.problems import invalid
 from api.http.waiting import Facts, Row, causes, site_of
 from streams.audit.causes import Cause
+from streams.rules import events
 from streams.rules.order import format_instant
 
 CURSOR_CHARACTERS_MAX: Final = 4_000
@@ -339,8 +340,14 @@ def _with_instants(content: dict[str, Any]) -> dict[str, Any]:
 _OF_SITES: Final = frozenset(("site", "scope", "name"))
 
 
+_OF_OTHERS: Final = frozenset(str(event.model_fields["type"].default) for event in events.OF_OTHERS)
+
+
 def timeline(trigger_id: str, decisions: Iterable[Row]) -> list[dict[str, Any]]:
-    """What the log says of a trigger, oldest first: one entry an event, a refusal, or a word that changed nothing."""
+    """What the log says of a trigger, oldest first: one entry an event, a refusal, or a word that changed nothing.
+
+    Another agent's trigger that waits for the end of a conversation here may have the same id: it is not this one.
+    """
     entries: list[dict[str, Any]] = []
     for decision in decisions:
         about = {"seq": decision["seq"], "at": instant(decision["decided_at"]), "command": decision["command_type"]}
@@ -348,7 +355,7 @@ def timeline(trigger_id: str, decisions: Iterable[Row]) -> list[dict[str, Any]]:
         entries += [
             {**about, "event": event["type"], **_without(event, "type", "trigger_id")}
             for event in record.get("events", ())
-            if event.get("trigger_id") == trigger_id
+            if event.get("trigger_id") == trigger_id and event["type"] not in _OF_OTHERS
         ]
         if decision["refusal_code"] is not None:
             entries.append({**about, "event": "refused", "code": decision["refusal_code"]})
