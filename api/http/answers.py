@@ -6,9 +6,9 @@ one with other content waits for its own, the conflict. A ``request_expired`` an
 very decide_before: it isn't remembered, so a repetition gets a decision of its own.
 
 An ask or force that needs a site is answered in two steps. The decision on its record accepts it and settles nothing.
-The answer is a later one, on the site's word or on what came before it (a timer, a stop, a lower limit), which settles
-the trigger's id and says in its events what became of it. It carries neither the record nor its content, so it answers
-only who has seen the acceptance or, repeating it, was told that the same is under way.
+The answer is a later one, on the site's word or on what came before it (a timer, a stop, a lower limit, the loss of its
+payload), which settles the trigger's id and says in its events what became of it. It carries neither the record nor its
+content, so it answers only who has seen the acceptance or, repeating it, was told that the same is under way.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ _TOPICS: Final[Mapping[Kind, Topic]] = {
     "control": CONTROLS,
     "site_control": SITE_CONTROLS,
 }
-_OUTCOMES: Final = (events.Dispatched, events.RefusedLater, events.Stopped, events.Expired)
+_OUTCOMES: Final = (events.Dispatched, events.RefusedLater, events.Stopped, events.Expired, events.PayloadLost)
 OUTCOME_TYPES: Final = tuple(sorted(str(event.model_fields["type"].default) for event in _OUTCOMES))
 """Types of the events that end an ask's waiting for its site."""
 

@@ -21,6 +21,7 @@ from api.http.positions import LogPosition
 from api.http.problems import Problem, invalid, of_refusal, of_validation, unavailable
 from api.http.requests import id_from_key, new_id, without
 from api.http.rights import require_access
+from api.http.tasks import outcome_of
 from streams.rules import events, verdicts
 from streams.rules.limits import SCHEMA_VERSION
 from streams.rules.messages import NEVER_INTERACTIVE, Trigger
@@ -139,7 +140,7 @@ class Writes:
         """Stop what a conversation has running and waiting: 200 it has ended, 202 its runner was told."""
         given = {"type": "stop", "conversation_id": conversation_id}
         decision, about = await self._agent_command(agent_id, given, arrival)
-        told = [event.trigger_id for event in decision.events if isinstance(event, events.StopRequested)]
+        told = _stop_told(decision)
         told_before = decision.ignored is not None and decision.ignored.reason == "already_stopping"
         content = {
             **about,
@@ -162,22 +163,15 @@ class Writes:
     async def control_trigger(
         self, agent_id: str, trigger_id: str, kind: str, given: Mapping[str, Any], arrival: Arrival
     ) -> Reply:
-        """``kind``: approve, reschedule or resume_trigger. 200; 202 when a resumed one waits."""
+        """``kind``: approve, reschedule or resume_trigger. 200, also when it ended at once; 202 a resumed one waits."""
         given = {"type": kind, "trigger_id": trigger_id, **given}
         decision, about = await self._agent_command(agent_id, given, arrival)
         about["trigger_id"] = trigger_id
         if decision.ignored is not None:
             return Reply(200, {**about, "status": decision.ignored.state})
-        content: dict[str, Any] = {**about, "status": "queued"}
-        for event in decision.events:
-            match event:
-                case events.Rescheduled() | events.TriggerResumed() if event.trigger_id == trigger_id:
-                    content["available_at"] = format_instant(event.available_at)
-                case events.Dispatched() if event.trigger_id == trigger_id:
-                    return Reply(200, {**content, **_running(event)})
-                case _:
-                    pass
-        return Reply(202 if kind == "resume_trigger" else 200, content)
+        outcome = _control_outcome(decision, trigger_id)
+        still_waits = kind == "resume_trigger" and outcome["status"] == "queued"
+        return Reply(202 if still_waits else 200, {**about, **outcome})
 
     async def site_control(
         self, site: str, kind: str, given: Mapping[str, Any], arrival: Arrival
@@ -297,8 +291,8 @@ def _outcome(decision: events.Decision, trigger_id: str) -> tuple[int, dict[str,
                 accepted = event
             case events.Dispatched() if event.trigger_id == trigger_id:
                 return 201, {"position": None, "reason": None, **_running(event)}
-            case events.Expired() | events.Stopped() if event.trigger_id == trigger_id:
-                return 202, {"status": event.type, "position": None, "reason": None}
+            case events.Expired() | events.Stopped() | events.PayloadLost() if event.trigger_id == trigger_id:
+                return 202, {"status": outcome_of(event), "position": None, "reason": None}
             case _:
                 pass
     assert accepted is not None
@@ -308,6 +302,31 @@ def _outcome(decision: events.Decision, trigger_id: str) -> tuple[int, dict[str,
         "reason": accepted.reason,
         "available_at": format_instant(accepted.available_at),
     }
+
+
+def _control_outcome(decision: events.Decision, trigger_id: str) -> dict[str, Any]:
+    """What became of a trigger in the decision on a control of it: it waits, runs, or has ended."""
+    content: dict[str, Any] = {"status": "queued"}
+    for event in decision.events:
+        match event:
+            case events.Rescheduled() | events.TriggerResumed() if event.trigger_id == trigger_id:
+                content["available_at"] = format_instant(event.available_at)
+            case events.Dispatched() if event.trigger_id == trigger_id:
+                content |= _running(event)
+            case events.Expired() | events.Stopped() | events.PayloadLost() if event.trigger_id == trigger_id:
+                content["status"] = outcome_of(event)
+            case _:
+                pass
+    return content
+
+
+def _stop_told(decision: events.Decision) -> list[str]:
+    """The trigger whose runner was told by a stop of its conversation, which does that before all else.
+
+    Who is told later in the same decision is told for an interrupt of any conversation, which came meanwhile.
+    """
+    first = decision.events[0] if decision.events else None
+    return [first.trigger_id] if isinstance(first, events.StopRequested) else []
 
 
 def _running(event: events.Dispatched) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from api.http.problems import REFUSAL_ADVICE, REFUSAL_STATUS, Problem, of_refusa
 from api.http.views import cursor, read_cursor
 from streams import DECISIONS, SITE_DECISIONS, codec
 from streams.rules import events
+from streams.rules.agent.step import _ENDS_WAITING
 from streams.rules.events import Decision, read_decision, write_decision
-from streams.rules.messages import Invalid, Stop, Trigger
+from streams.rules.messages import Invalid, Message, Stop, Trigger
 from streams.rules.site_events import write_site_decision
 from streams.rules.verdicts import REFUSAL_CODES, RecordCause, Refusal
 from tests.driving import Driven, at_seconds
@@ -167,7 +168,7 @@ def test_an_ask_of_a_site_is_answered_on_the_words_of_the_site(pool: int, expect
     assert told.command.type == ("granted" if pool else "denied")
 
 
-HOW = ["timer", "stop", "archive", "pause", "limit", "budget"]
+HOW = ["timer", "stop", "archive", "pause", "payload", "limit", "budget"]
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -182,6 +183,9 @@ def test_an_ask_of_a_site_is_answered_by_whatever_ends_its_waiting(how: str) -> 
             driven.stop("t", id="t")
         case "archive" | "pause":
             driven.control(how)
+        case "payload":
+            driven.partition.lose_payload("A", "t", driven.now)
+            driven.commit()
         case "limit":
             driven.trigger("older", created_at=at_seconds(-5))
         case "budget":
@@ -197,11 +201,17 @@ def test_an_ask_of_a_site_is_answered_by_whatever_ends_its_waiting(how: str) -> 
         "stop": "stopped",
         "archive": "stopped",
         "pause": "agent_paused",
+        "payload": "payload_lost",
         "limit": "agent_parallelism_limit_reached",
         "budget": "run_budget_used_up",
     }
     [told] = reading.read()["ann"]
     assert outcome(told) == codes[how]
+
+
+def test_what_answers_an_ask_is_whatever_ends_its_waiting() -> None:
+    ends: list[type[Message]] = list(_ENDS_WAITING)  # type: ignore[arg-type]
+    assert {str(event.model_fields["type"].default) for event in ends} == set(OUTCOME_TYPES)
 
 
 def test_everybody_who_asked_the_same_is_answered_and_who_asked_otherwise_is_not() -> None:
