@@ -95,6 +95,9 @@ _DIGITS_MAX: Final = 9
 """Whatever begins with more is too large as well."""
 
 
+_WHAT_IT_DOES: Final = {"running": "runs", "queued": "waits for its turn"}
+
+
 def approve(
     agent: AgentArgument,
     trigger: Annotated[str, typer.Argument(help="Id of the trigger.")],
@@ -109,7 +112,7 @@ def approve(
     _tell(
         answer,
         as_json,
-        f"{trigger} is approved and {'runs' if answer['status'] == 'running' else 'waits for its turn'}",
+        f"{trigger} is approved and {_WHAT_IT_DOES.get(answer['status'], 'has ended: ' + answer['status'])}",
         f"{trigger} is {answer['status']}, and needed no approval",
     )
 

@@ -125,6 +125,21 @@ def test_when_nobody_answers_nothing_is_changed_and_it_says_how_to_start(
     assert "berth run" in error.advice and "BERTH_API" in error.advice
 
 
+@pytest.mark.parametrize(
+    ("status", "then"),
+    [
+        ("running", "runs"),
+        ("queued", "waits for its turn"),
+        ("expired", "has ended: expired"),
+        ("failed", "has ended: failed"),
+    ],
+)
+def test_what_is_approved_is_said_to_run_wait_or_have_ended(tmp_path: Path, status: str, then: str) -> None:
+    with answering(200, {"effect": True, "status": status, "seq": 3}, "application/json") as api:
+        done = berth(tmp_path, "approve", "a", "t", BERTH_API=api.address, BERTH_TOKEN="t")
+    assert f"t is approved and {then}" in done.output
+
+
 @pytest.mark.parametrize("words", [*READS, *WRITES], ids=" ".join)
 def test_a_problem_is_told_with_its_code_what_was_kept_and_what_to_do(tmp_path: Path, words: tuple[str, ...]) -> None:
     with answering(503, PROBLEM) as api:
