@@ -188,6 +188,22 @@ async def test_a_restart_waits_for_a_message_that_comes_after_its_decision(berth
     await until(berth, agent, answer.json()["trigger_id"], says("do it"))
 
 
+async def test_a_restart_waits_for_the_same_dependencies(berth: Stack, agent: str) -> None:
+    await limited(berth.http, agent, 2)
+    first = await ask(berth, agent, "first", conversation_id="c")
+    needs = [{"agent_id": agent, "conversation_id": "c"}]
+    assert (await ask(berth, agent, "t", depends_on=needs)).json()["reason"] == "dependency_unfinished"
+    path = f"/api/agents/{agent}/triggers"
+    assert (await berth.http.delete(f"{path}/t")).json()["status"] == "stopped"
+    again = await berth.http.post(f"{path}/t/restart")
+    assert (again.status_code, again.json()["reason"]) == (202, "dependency_unfinished")
+    free = await berth.http.post(f"{path}/t/restart", json={"depends_on": []})
+    assert free.status_code == 201
+    await word(berth, agent, first, "finished")
+    told = await until(berth, agent, again.json()["trigger_id"], lambda told: told.get("state") == "running")
+    assert told["restarts"] == "t"
+
+
 async def test_what_was_over_when_it_came_is_restarted_with_its_message(berth: Stack, agent: str) -> None:
     await limited(berth.http, agent, 1)
     before = (datetime.now(UTC) - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

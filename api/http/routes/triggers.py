@@ -123,11 +123,12 @@ async def restart_trigger(
     async with service.database.reading(service.log.position_of(agent_id)) as reading:
         about = {"agent_id": agent_id, "trigger_id": trigger_id}
         found = await reading.together(agent={"agent_id": agent_id}, trigger=about, texts_of_trigger=about)
-    if not found["agent"]:
-        raise unknown_agent(agent_id)
-    if not found["trigger"]:
-        raise unknown_trigger(agent_id, trigger_id)
-    (row,) = found["trigger"]
+        if not found["agent"]:
+            raise unknown_agent(agent_id)
+        if not found["trigger"]:
+            raise unknown_trigger(agent_id, trigger_id)
+        (row,) = found["trigger"]
+        asked = await _asked(reading, row)
     if row["ended_at"] is None:
         raise Problem(
             409,
@@ -142,14 +143,25 @@ async def restart_trigger(
             "payload is required: that of a trigger isn't kept after its end, so send it again. Nothing was changed.",
             members={"field": "payload"},
         )
-    content = {**views.to_restart(row, found["texts_of_trigger"]), **given, "restarts": trigger_id}
-    if "message" not in content:
-        content |= await _missing_message(service.database, row)
+    kept = views.to_restart(row, found["texts_of_trigger"])
+    if asked.get("depends_on"):
+        kept["depends_on"] = asked["depends_on"]
+    content = {**kept, **given, "restarts": trigger_id}
+    if asked.get("message") is not None and "message" not in content:
+        content["message"] = await _late_message(service.database, row)
     return answer_write(await service.writes.trigger(agent_id, content, arrival))
 
 
-async def _missing_message(database: Database, row: DictRow) -> dict[str, Any]:
-    """What a trigger's message adds to its restart: nothing if it had none. Raises Problem when it can't be had.
+async def _asked(reading: Reading, row: DictRow) -> dict[str, Any]:
+    """The command that asked for a trigger, as the log has it for ever: what its row has forgotten at its end."""
+    accepted = {"agent_id": row["agent_id"], "after_seq": row["accepted_seq"] - 1, "max_rows": 1}
+    (decision,) = await reading.rows("decisions_of_agent_page", **accepted)
+    command: dict[str, Any] = decision["record"]["command"]
+    return command
+
+
+async def _late_message(database: Database, row: DictRow) -> str:
+    """The message that a trigger had and that isn't in the tables. Raises Problem when it doesn't come there.
 
     Its text is in the log with the decision that accepted it, and comes into the tables by itself, a moment apart.
     """
@@ -158,8 +170,8 @@ async def _missing_message(database: Database, row: DictRow) -> dict[str, Any]:
         async with database.reading() as reading:
             about = {"agent_id": row["agent_id"], "trigger_id": row["trigger_id"]}
             kept = views.to_restart(row, await reading.rows("texts_of_trigger", **about))
-            if "message" in kept or not await _had_message(reading, row):
-                return {"message": kept["message"]} if "message" in kept else {}
+        if "message" in kept:
+            return str(kept["message"])
         if views.now() - row["accepted_at"] >= TEXTS_KEPT_MIN:
             raise Problem(
                 400,
@@ -175,13 +187,6 @@ async def _missing_message(database: Database, row: DictRow) -> dict[str, Any]:
                 "The trigger's message isn't in the tables yet. Nothing was changed; send it again, or with a message.",
             )
         await database.moved(left_seconds)
-
-
-async def _had_message(reading: Reading, row: DictRow) -> bool:
-    """Whether the decision that accepted a trigger names a message, wherever its text is."""
-    accepted = {"agent_id": row["agent_id"], "after_seq": row["accepted_seq"] - 1, "max_rows": 1}
-    decisions = await reading.rows("decisions_of_agent_page", **accepted)
-    return any(decision["record"]["command"].get("message") is not None for decision in decisions)
 
 
 _NOT_WAITING: Final[dict[str, Any]] = {"position": None, "reason": None, "waits_for": []}
