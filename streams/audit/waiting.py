@@ -2,9 +2,13 @@
 
 At every instant a waiting trigger is counted under one cause, the first by the precedence of refusals (B3), for as long
 as that is the first. After a decision only those are looked at again whom it may concern: what its events name, the new
-heads of their conversations, everything of an agent whose pause, budget or mute sites changed, its claims when it
-becomes full or isn't any more, and at a site what waits in an environment in which a folder was taken or freed, behind
-a gate that moved, or for a worker when the pool becomes full or isn't any more.
+heads of their conversations, everything of an agent whose pause, budget or mute sites changed, its claims and what
+waits for a mute site when it becomes full or isn't any more, and at a site what waits in an environment in which a
+folder was taken or freed, behind a gate that moved, or for a worker when the pool becomes full or isn't any more.
+
+Thousands of one conversation can wait without a place in it (for an approval, for their time) while others of it come
+and go, and each of these has all of them wait for itself instead. They aren't looked at for that: what counts is what
+each would wait for if the conversation were idle, and how long it was busy meanwhile is taken off when that ends.
 """
 
 import heapq
@@ -12,7 +16,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from streams.audit.causes import Reason, TriggerId, first_cause
+from streams.audit.causes import Reason, Trigger, TriggerId, first_cause
+from streams.audit.folded_facts import FoldedFacts
 from streams.audit.logged import Logged
 from streams.audit.past import Past
 from streams.rules import events, site_events
@@ -54,12 +59,43 @@ class WaitingOf:
     shares: tuple[Share, ...]
 
 
+class _Idle(FoldedFacts):
+    """The facts as if the conversation of the trigger asked about had no head."""
+
+    __slots__ = ()
+
+    def before(self, trigger: Trigger) -> None:
+        """Nobody."""
+
+
+@dataclass(slots=True, eq=False)
+class _Busy:
+    """How long a conversation has had a head, since something of it waits without a place. Microseconds."""
+
+    time: int = 0
+    """Up to the last change."""
+    from_at: int | None = None
+    """None: it has no head now."""
+
+    def changed(self, has_head: bool, at: int) -> None:
+        if has_head != (self.from_at is not None):
+            self.time, self.from_at = self.time_at(at), at if has_head else None
+
+    def time_at(self, at: int) -> int:
+        return self.time if self.from_at is None else self.time + max(0, at - self.from_at)
+
+
 @dataclass(slots=True)
 class _Waiting:
     counted: Counted | None
     """None: it was about to start."""
     from_at: int
     until: int | None
+    behind: Counted | None = None
+    """Under what the time counts in which its conversation is busy, if it has no place there."""
+    busy: _Busy | None = None
+    busy_before: int = 0
+    """The conversation's time when this began."""
 
 
 class WaitingTimes:
@@ -80,6 +116,8 @@ class WaitingTimes:
         self._pool_is_full: dict[str, bool] = {}
         self._places: dict[tuple[str, str], dict[ClaimId, None]] = {}
         """(site, environment) -> claims that wait there for a folder."""
+        self._busy: dict[tuple[str, str], _Busy] = {}
+        """(agent, conversation) -> those of which something waits without a place."""
 
     def take(self, logged: Logged) -> None:
         """The next decision. Raises DoesNotFit."""
@@ -141,6 +179,8 @@ class WaitingTimes:
         if self._full_from.get(agent.agent_id) != full:
             self._full_from[agent.agent_id] = full
             named |= dict.fromkeys(trigger_id for _, trigger_id in agent.claimed)
+            for site in agent.mute:  # nothing more is claimed there
+                named |= {key.id.decode(): None for key in agent.ready.get(site, ())}
         for trigger_id in _named(decision):
             named[trigger_id] = None
             live = agent.triggers.get(trigger_id)
@@ -150,7 +190,16 @@ class WaitingTimes:
             head = agent.head(conversation_id)
             if head is not None:
                 named[head.trigger_id] = None
+            self._follow(agent, conversation_id, head is not None, decision.at)
         return [TriggerId(agent.agent_id, trigger_id) for trigger_id in named]
+
+    def _follow(self, agent: Agent, conversation_id: str, has_head: bool, at: int) -> None:
+        """Note whether a conversation is busy, for those that wait without a place in it."""
+        key, line = (agent.agent_id, conversation_id), agent.lines.get(conversation_id)
+        if line is not None and line.unplaced:
+            self._busy.setdefault(key, _Busy()).changed(has_head, self._inside(at))
+        elif (gone := self._busy.pop(key, None)) is not None:
+            gone.changed(False, self._inside(at))
 
     def _environments(self, decision: site_events.SiteDecision) -> set[str]:
         """Of claims that this decision grants or ends, before it is folded."""
@@ -201,14 +250,20 @@ class WaitingTimes:
         if agent is None or row is None or row.state != "waiting":
             self._settle(one, at)
             return
-        cause = first_cause(self._past.facts(agent), row, at)
+        facts, behind, busy = self._past.facts(agent), None, None
+        if row.place is None and not agent.held_back:
+            facts = _Idle(agent, self._past.sites, self._past.agents)
+            behind = Counted(one.agent_id, row.organization_id, row.site_id, "conversation_busy")
+            busy = self._busy[one.agent_id, row.conversation_id]
+        cause = first_cause(facts, row, at)
         counted = None if cause is None else Counted(one.agent_id, row.organization_id, row.site_id, cause.reason)
         until = None if cause is None else cause.until
         before = self._waiting.get(one)
-        if before is not None and (before.counted, before.until) == (counted, until):
+        if before is not None and (before.counted, before.until) == (counted, until) and before.busy is busy:
             return
         self._settle(one, at)
-        self._waiting[one] = _Waiting(counted, at, until)
+        busy_before = busy.time_at(self._inside(at)) if busy is not None else 0
+        self._waiting[one] = _Waiting(counted, at, until, behind, busy, busy_before)
         if cause is None or (cause.site is not None and row.claim_state != "standing"):
             self._unsettled[one] = None
         if until is not None:
@@ -217,12 +272,23 @@ class WaitingTimes:
     def _settle(self, one: TriggerId, at: int) -> None:
         waiting = self._waiting.pop(one, None)
         self._unsettled.pop(one, None)
-        if waiting is None or waiting.counted is None:
+        if waiting is None:
             return
-        end = at if self._until is None else min(at, self._until)
-        time = end - max(waiting.from_at, self._since)
+        time = max(0, self._inside(at) - self._inside(waiting.from_at))
+        if waiting.behind is not None and waiting.busy is not None:
+            busy_time = min(time, max(0, waiting.busy.time_at(self._inside(at)) - waiting.busy_before))
+            time -= busy_time
+            self._add(waiting.behind, busy_time)
+        if waiting.counted is not None:
+            self._add(waiting.counted, time)
+
+    def _add(self, counted: Counted, time: int) -> None:
         if time > 0:
-            self.times[waiting.counted] += time
+            self.times[counted] += time
+
+    def _inside(self, at: int) -> int:
+        """The instant of the stretch that is nearest."""
+        return max(self._since, at if self._until is None else min(at, self._until))
 
 
 def _named(decision: events.Decision) -> list[str]:
