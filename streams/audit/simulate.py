@@ -19,7 +19,7 @@ from streams import CLAIMS, DECISIONS, DISPATCHES, SIGNALS, SITE_CONTROLS, SITE_
 from streams.audit.traffic import Arrival, Attempt, AttemptId, Traffic, Wait, value_of
 from streams.codec import Record
 from streams.partition import Partition
-from streams.rules import limits
+from streams.rules import events, limits
 from streams.rules.agent.rows import TriggerRow
 from streams.rules.agent.state import Agent
 from streams.rules.messages import Configure, Message, Status, Trigger
@@ -36,6 +36,8 @@ _FAR: Final = limits.TIMEOUT_SECONDS_MAX
 _SENT_ON: Final = frozenset({CLAIMS.name, SIGNALS.name})
 _OF_SITES: Final = frozenset({CLAIMS.name, SITE_CONTROLS.name})
 _SHIFTED: Final = ("created_at", "available_at", "expires_at", "decide_before")
+_REFUSED: Final = b'"refus'
+"""In every decision that refuses something, and in few others: the rest need not be read."""
 _DECIDED: Final = frozenset({DECISIONS.name, SITE_DECISIONS.name})
 
 
@@ -58,6 +60,7 @@ class Run:
     decisions: int = 0
     waits: dict[tuple[str, str], Wait] = field(default_factory=dict)
     refused: set[tuple[str, str]] = field(default_factory=set)
+    """Requests that a decision refused, when they came or later."""
     busy: Counter[str] = field(default_factory=Counter)
     busy_workers: Counter[str] = field(default_factory=Counter)
     limits: dict[str, int | None] = field(default_factory=dict)
@@ -227,9 +230,7 @@ class Simulation:
         row = agent.triggers.get(command.id) if agent is not None else None
         if row is not None:
             self._comes_to_gates(row)
-        if row is None:
-            self.run.refused.add(key)
-        elif key not in self.run.waits:
+        if row is not None and key not in self.run.waits:
             started = row.dispatched_at if row.attempt else None
             self.run.waits[key] = Wait(max(row.accepted_at, row.available_at), row.organization_id, started)
 
@@ -251,6 +252,8 @@ class Simulation:
             for output in outputs:
                 if output.topic in _DECIDED:
                     self.run.decisions += 1
+                    if output.topic == DECISIONS.name and output.value is not None and _REFUSED in output.value:
+                        self._refused(events.read_decision(output.value))
                 elif output.topic == DISPATCHES.name:
                     self._told(from_json(output.value or b"{}"))
                 elif output.topic in _SENT_ON:
@@ -258,6 +261,13 @@ class Simulation:
             for output in internal:
                 self._handle(output.topic, output.key, output.value, output.headers)
             outputs = self._partition.take_outputs()
+
+    def _refused(self, decision: events.Decision) -> None:
+        if decision.refusal is not None and isinstance(decision.command, Trigger):
+            self.run.refused.add((decision.agent_id, decision.command.id))
+        for event in decision.events:
+            if isinstance(event, events.RefusedLater):
+                self.run.refused.add((decision.agent_id, event.trigger_id))
 
     # Runners
 

@@ -8,6 +8,8 @@ from streams.audit.logged import Logged
 from streams.audit.simulate import Change, Durations, Run, Simulation
 from streams.audit.traffic import Traffic, recorded
 from streams.audit.what_if import WhatIf, what_if
+from streams.rules import events
+from streams.rules.messages import Trigger
 from streams.rules.order import SECOND
 from streams.rules.site.rows import GateScope
 from tests.audits import log_of
@@ -209,6 +211,43 @@ def test_a_gate_that_nothing_had_to_pass_is_named() -> None:
         f"the gate of {scope} {name} at default: nothing of it needed that site in that time"
         for scope, name in sorted(idle)
     )
+
+
+def refused_of(driven: Driven) -> set[tuple[str, str]]:
+    """By what the log itself says."""
+    return {
+        (decision.agent_id, id)
+        for decision in driven.decisions
+        for id in (
+            *([decision.command.id] if decision.refusal and isinstance(decision.command, Trigger) else []),
+            *(event.trigger_id for event in decision.events if isinstance(event, events.RefusedLater)),
+        )
+    }
+
+
+def test_only_what_a_decision_refuses_counts_as_refused() -> None:
+    """Not who was over when it came, is known already, or has ended since; also who was refused after it had waited."""
+    driven = Driven(default_limit=1, pool=1)
+    driven.trigger("runs", "B", worker=True)
+    driven.trigger("t0")
+    driven.advance(5)
+    driven.trigger("over", expires_at=at_seconds(1))
+    driven.finish("t0")
+    driven.trigger("t0")
+    assert run(traffic_of(list(log_of(driven))), Change()).refused == set()
+    driven.trigger("t1")
+    driven.trigger("at once", interactive=True, on_busy="ask")
+    driven.trigger("by its site", "C", worker=True, interactive=True, on_busy="ask", decide_before=at_seconds(60))
+    assert refused_of(driven) == {("A", "at once"), ("C", "by its site")}
+    assert run(traffic_of(list(log_of(driven))), Change()).refused == refused_of(driven)
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_the_refused_are_those_of_the_log(number: int, seed: int) -> None:
+    driven = Office(seed * 10 + number if number else 0).work(150, 300).driven
+    refused = refused_of(driven)
+    assert refused or number, "the first is the same in every run"
+    assert run(traffic_of(list(log_of(driven))), Change()).refused == refused
 
 
 def test_what_nobody_can_know_is_counted() -> None:
