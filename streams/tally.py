@@ -13,7 +13,7 @@ class Tally:
     """Numbers since the tally began."""
 
     refusals: Counter[str] = field(default_factory=Counter)
-    """By code."""
+    """By code, when they came or later."""
     ignored_statuses: Counter[str] = field(default_factory=Counter)
     """By reason."""
     forgotten: int = 0
@@ -23,6 +23,9 @@ class Tally:
 
     def count(self, step: Step) -> None:
         """Most steps have nothing to count, and this is asked for each."""
+        if step.settles:
+            later = (event for event in step.emitted if isinstance(event, events.RefusedLater))
+            self.refusals.update(event.code for event in later)
         if step.refusal is not None:
             self.refusals[step.refusal.code] += 1
         elif step.ignored is not None:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from streams.rules.agent.rows import TriggerRow
 from streams.rules.agent.state import Agent
 from streams.rules.messages import Status
 from streams.rules.site.state import Site
-from tests.driving import Driven
+from tests.driving import Driven, at_seconds
 from tests.histories import History
 
 
@@ -90,6 +91,7 @@ def test_a_tally_is_what_the_log_says(seed: int) -> None:
             decision.ignored.reason for decision in log if decision.ignored and isinstance(decision.command, Status)
         )
         told = [event for decision in log for event in decision.events]
+        refusals.update(event.code for event in told if isinstance(event, events.RefusedLater))
         assert refusals and tally.refusals == refusals
         assert ignored and tally.ignored_statuses == ignored
         assert tally.forgotten == sum(len(event.ids) for event in told if isinstance(event, events.Forgotten))
@@ -101,6 +103,21 @@ def test_a_tally_is_what_the_log_says(seed: int) -> None:
         ]
         assert freed and len(tally.freed_at_ms) == len(freed)
         assert driven.partition.take_tally() == type(tally)()
+
+
+def test_a_refusal_on_the_word_of_a_site_is_counted_too() -> None:
+    """Also at the end of the time for an answer, and for as many as one decision refuses."""
+    driven = Driven(default_limit=2, pool=1)
+    driven.trigger("holds", "B", worker=True)
+    ask: dict[str, Any] = {"worker": True, "interactive": True, "on_busy": "ask", "decide_before": at_seconds(4)}
+    driven.trigger("told", **ask)
+    assert driven.partition.take_tally().refusals == {"site_workers_busy": 1}
+    driven.delivers = False
+    driven.trigger("t1", **ask)
+    driven.trigger("t2", **ask)
+    assert not driven.partition.take_tally().refusals
+    driven.advance(5)
+    assert driven.partition.take_tally().refusals == {"site_not_answering": 2}
 
 
 def test_freed_is_when_the_status_was_written() -> None:
