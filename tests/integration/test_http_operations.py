@@ -165,27 +165,40 @@ async def test_a_restart_waits_for_a_message_that_comes_after_its_decision(berth
     await limited(berth.http, agent, 2)
     await word(berth, agent, await ask(berth, agent, "t", message="do it"), "finished")
     await until(berth, agent, "t", says("do it"))
-    with psycopg.connect(berth.database_url, autocommit=True) as connection:
-        taken = "DELETE FROM berth.texts WHERE agent_id = %s RETURNING *"
-        (row,) = connection.execute(
-            "WITH taken AS (" + taken + ") SELECT to_jsonb(taken) FROM taken", (agent,)
-        ).fetchall()
-        (began,) = connection.execute("SELECT clock_timestamp()").fetchone() or ()
-        restarting = asyncio.create_task(berth.http.post(f"/api/agents/{agent}/triggers/t/restart"))
-        looked = (
-            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'berth-api' AND query_start > %s"
-            " AND datname = current_database() AND query LIKE '%%FROM decisions%%')"
-        )
-        async with asyncio.timeout(WAIT_SECONDS):
-            while connection.execute(looked, (began,)).fetchone() == (False,):
-                assert not restarting.done(), (await restarting).text
-                await asyncio.sleep(0)
-        connection.execute(
-            "INSERT INTO berth.texts SELECT * FROM jsonb_populate_record(NULL::berth.texts, %s)", (Jsonb(row[0]),)
-        )
-    answer = await restarting
+    async with asyncio.timeout(WAIT_SECONDS):
+        # On a slow machine its 2 s may be over before it has looked three times.
+        while (answer := await restart_with_a_message_there_at_the_third_look(berth, agent)).status_code == 504:
+            pass
     assert answer.status_code == 201, answer.text
     await until(berth, agent, answer.json()["trigger_id"], says("do it"))
+
+
+async def restart_with_a_message_there_at_the_third_look(berth: Stack, agent: str) -> httpx.Response:
+    """It looks at the trigger with its texts, then for the text that it lacks, then again."""
+    with (
+        psycopg.connect(berth.database_url) as hiding,
+        psycopg.connect(berth.database_url, autocommit=True) as watching,
+    ):
+        taken = (
+            "WITH taken AS (DELETE FROM berth.texts WHERE agent_id = %s RETURNING *) SELECT to_jsonb(taken) FROM taken"
+        )
+        (row,) = hiding.execute(taken, (agent,)).fetchall()
+        back = "INSERT INTO berth.texts SELECT * FROM jsonb_populate_record(NULL::berth.texts, %s)"
+        hiding.commit()
+        restarting: asyncio.Task[httpx.Response] | None = None
+        for look in range(3):
+            hiding.execute("LOCK TABLE berth.texts IN ACCESS EXCLUSIVE MODE")
+            restarting = restarting or asyncio.create_task(berth.http.post(f"/api/agents/{agent}/triggers/t/restart"))
+            looks = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'berth.texts'::regclass)"
+            while watching.execute(looks).fetchone() == (False,) and not restarting.done():
+                await asyncio.sleep(0.01)
+            if look == 2 or restarting.done():
+                hiding.execute(back, (Jsonb(row[0]),))
+                break
+            hiding.commit()
+        hiding.commit()
+    assert restarting is not None
+    return await restarting
 
 
 async def test_a_restart_waits_for_the_same_dependencies(berth: Stack, agent: str) -> None:
@@ -199,6 +212,7 @@ async def test_a_restart_waits_for_the_same_dependencies(berth: Stack, agent: st
     assert (again.status_code, again.json()["reason"]) == (202, "dependency_unfinished")
     free = await berth.http.post(f"{path}/t/restart", json={"depends_on": []})
     assert free.status_code == 201
+    await word(berth, agent, free, "finished")
     await word(berth, agent, first, "finished")
     told = await until(berth, agent, again.json()["trigger_id"], lambda told: told.get("state") == "running")
     assert told["restarts"] == "t"
