@@ -16,6 +16,7 @@ from aiokafka.errors import OffsetOutOfRangeError
 
 from projections.store import Batch, LogRecord, Position
 from streams import DEAD_LETTERS, DECISIONS, SITE_DECISIONS, TEXTS
+from streams.kafka.clients import Fetches, honest, stop
 
 TOPICS: Final = (DECISIONS, SITE_DECISIONS, TEXTS, DEAD_LETTERS)
 KEPT_FOR_EVER: Final = frozenset({DECISIONS.name, SITE_DECISIONS.name})
@@ -61,12 +62,14 @@ class Log:
             fetch_min_bytes=FETCH_BYTES_MIN,
             retry_backoff_ms=50,
         )
+        self._fetches = Fetches(self._consumer)
 
+    @honest
     async def __aenter__(self) -> Self:
         try:
             await self._consumer.start()
         except BaseException:
-            await self._consumer.stop()
+            await stop(self._consumer)
             raise
         self._consumer.assign(self._all)
         return self
@@ -74,12 +77,14 @@ class Log:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._consumer.stop()
+        await stop(self._consumer)
 
+    @honest
     async def beginnings(self) -> dict[Position, int]:
         """The first offset that each partition still holds."""
         return _by_position(await self._consumer.beginning_offsets(self._all))
 
+    @honest
     async def ends(self) -> dict[Position, int]:
         """The end of what is committed, by partition: every record before it can be read."""
         return _by_position(await self._consumer.end_offsets(self._all))
@@ -127,8 +132,10 @@ class Log:
 
         ``until``: leave out what is at these offsets or after them; then take no more of it before the next ``seek``.
         """
+        # Who follows the log doesn't know whether more is there, and is told elsewhere that Kafka is away.
+        getmany = honest(self._consumer.getmany) if until is None else self._fetches.getmany
         try:
-            fetched = await self._consumer.getmany(timeout_ms=int(wait_seconds * 1000), max_records=records_max)
+            fetched = await getmany(timeout_ms=int(wait_seconds * 1000), max_records=records_max)
         except OffsetOutOfRangeError as error:
             raise LogDoesNotFit(f"a topic no longer holds the offset to be read next: {error}") from error
         records: list[LogRecord] = []

@@ -136,11 +136,10 @@ class Projector:
 
     def _why(self, *tasks: asyncio.Task[None]) -> int:
         """The exit code, and the reason in the log."""
-        error = next((task.exception() for task in tasks if task.done()), None)
-        match error:
+        match next((_error_of(task) for task in tasks if task.done()), None):
             case None:
                 return EXIT_ASKED
-            case CannotApply():
+            case CannotApply() as error:
                 self.stopped_at = {"topic": error.topic, "partition": error.partition, "offset": error.offset}
                 log.critical(
                     "cannot_apply",
@@ -150,10 +149,10 @@ class Projector:
                     advice="this is a bug of Berth or a record that no worker wrote; after an update start again",
                 )
                 return EXIT_CANNOT_APPLY
-            case SchemaRefused():
+            case SchemaRefused() as error:
                 log.critical("tables_do_not_fit", error=error.happened, advice=error.advice)
                 return EXIT_SETUP
-            case LogDoesNotFit():
+            case LogDoesNotFit() as error:
                 log.critical(
                     "log_does_not_fit",
                     error=str(error),
@@ -161,7 +160,7 @@ class Projector:
                     advice=ADVICE,
                 )
                 return EXIT_SETUP
-            case _:
+            case error:
                 log.critical("projector_stops", error=repr(error), exc_info=error)
                 return EXIT_ERROR
 
@@ -389,6 +388,11 @@ class Projector:
     async def _answer_metrics(self, _request: web.Request) -> web.Response:
         body = metrics.as_text(is_ready=not self.why_not_ready())
         return web.Response(body=body, headers={"Content-Type": metrics.CONTENT_TYPE})
+
+
+def _error_of(task: asyncio.Task[None]) -> BaseException | None:
+    """Why the task ended, also when a library of its own accord cancelled it."""
+    return asyncio.CancelledError(f"nobody asked {task.get_name()} to end") if task.cancelled() else task.exception()
 
 
 def _of_topic(positions: Mapping[Position, int], wanted: str) -> dict[str, int]:

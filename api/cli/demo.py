@@ -32,6 +32,7 @@ from api.load.arrivals import SECONDS_PER_TOKEN_DEFAULT, Arrival, TraceRefused, 
 from api.load.progress import Progress, in_words
 from streams import CONTROLS, DECISIONS, STATUSES, TRIGGERS
 from streams.ending import EXIT_ASKED, Ending
+from streams.kafka.clients import honest, stop
 from streams.rules.limits import BACKLOG_DEPTH_MAX, PARALLELISM_LIMIT_MAX
 from streams.settings import load_settings
 
@@ -161,7 +162,7 @@ class _Demo:
                 ]
                 await self._until_over(tasks)
         finally:
-            await producer.stop()
+            await stop(producer)
         self._sum_up()
         return EXIT_ASKED
 
@@ -270,8 +271,9 @@ class _Demo:
             )
             yield consumer
         finally:
-            await consumer.stop()
+            await stop(consumer)
 
+    @honest
     async def _watch(self, consumer: AIOKafkaConsumer) -> None:
         progress, has_started = self._progress, False
         while True:

@@ -40,7 +40,7 @@ def run_service(
             failed = failure_of(error)
             ending.begin(failed.exit_code if failed is not None else EXIT_ERROR)
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:  # nobody cancels it but a library that cancels itself
             log.critical(
                 "service_failed",
                 error=repr(error),

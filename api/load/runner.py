@@ -31,10 +31,11 @@ import structlog
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.errors import CommitFailedError, KafkaError
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
 from streams import DISPATCHES, STATUSES
+from streams.kafka.clients import honest, stop
 from streams.rules.dispatches import Dispatch, DispatchRecord, Revocation, StopRequest
 
 POLL_MILLISECONDS: Final = 500
@@ -166,6 +167,7 @@ class Runner(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
 
     # -- taking -------------------------------------------------------------------------------------------------------
 
+    @honest
     async def _take_on(self) -> None:
         while not self._end.is_set():
             room = self._options.capacity - len(self._held)
@@ -261,6 +263,7 @@ class Runner(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
             self.counts.finished += ended.status == "finished"
             await self._say(held.dispatch, ended.status, result=ended.result)
 
+    @honest
     async def _listen(self) -> None:
         """Hear of stops and revocations on all partitions."""
         while True:
@@ -300,13 +303,13 @@ class Runner(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
                 "status_not_sent", status=status, error=repr(state.outcome and state.outcome.exception())
             ),
         )
-        await attempts(self._producer.send_and_wait, STATUSES.name, value, dispatch.agent_id.encode())
+        await attempts(honest(self._producer.send_and_wait), STATUSES.name, value, dispatch.agent_id.encode())
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
     async def _come_to_an_end(self) -> None:
-        await self._taking.stop()
-        await self._listening.stop()
+        await stop(self._taking, COMMIT_SECONDS_MAX)
+        await stop(self._listening)
         if self._attempts:
             log.info("runner_finishes", attempts=len(self._attempts), within_seconds=self._options.end_seconds)
             await asyncio.wait(self._attempts, timeout=self._options.end_seconds)
@@ -325,8 +328,11 @@ class Runner(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
 def _read(value: bytes | None) -> Dispatch | StopRequest | Revocation | None:
     """A record of berth.dispatches; None for one that this version doesn't know."""
     try:
-        return _READER.validate_json(value or b"")
-    except ValidationError as error:
+        content: dict[str, Any] = json.loads(value or b"")
+        # As they came: they may hold lone surrogates (G3), which the reader takes for no JSON.
+        texts = {name: content.pop(name) for name in ("message", "payload") if name in content}
+        return _READER.validate_json(json.dumps(content)).model_copy(update=texts)
+    except (ValueError, AttributeError) as error:
         log.warning("dispatch_not_understood", error=str(error)[:300])
         return None
 

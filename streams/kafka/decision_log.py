@@ -12,7 +12,7 @@ from typing import Final, Self
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
 from streams import Topic
-from streams.kafka.clients import reading
+from streams.kafka.clients import Fetches, honest, reading
 from streams.kafka.restore import POLL_MILLISECONDS
 
 RECORDS_MAX: Final = 1_000
@@ -32,6 +32,7 @@ class DecisionLog:
         self._runner = asyncio.Runner()
         self._context = reading(bootstrap, "read_committed")
         self._consumer: AIOKafkaConsumer
+        self._fetches: Fetches
         self._begins: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
         self.records = 0
@@ -48,8 +49,10 @@ class DecisionLog:
             raise
         return self
 
+    @honest
     async def _open(self) -> None:
         self._consumer = await self._context.__aenter__()
+        self._fetches = Fetches(self._consumer)
         self._ends = await self._consumer.end_offsets(self._wanted)
         self._begins = await self._consumer.beginning_offsets(self._wanted)
         self.records = sum(self._ends[where] - self._begins[where] for where in self._wanted)
@@ -84,6 +87,6 @@ class DecisionLog:
 
     async def _fetch(self, where: TopicPartition, end: int) -> tuple[list[ConsumerRecord], int]:
         """The next records, and where the partition is after them."""
-        found = await self._consumer.getmany(where, timeout_ms=POLL_MILLISECONDS, max_records=RECORDS_MAX)
+        found = await self._fetches.getmany(where, timeout_ms=POLL_MILLISECONDS, max_records=RECORDS_MAX)
         records = [record for record in found.get(where, ()) if record.offset < end]
         return records, await self._consumer.position(where)

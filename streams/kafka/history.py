@@ -5,7 +5,7 @@ from typing import Final
 
 from aiokafka import ConsumerRecord, TopicPartition
 
-from streams.kafka.clients import reading
+from streams.kafka.clients import Fetches, reading
 from streams.kafka.restore import POLL_MILLISECONDS
 
 RECORDS_MAX: Final = 2_000
@@ -20,11 +20,11 @@ async def history(
         end = (await consumer.end_offsets([partition]))[partition]
         consumer.assign([partition])
         if start is None:
-            await consumer.seek_to_beginning(partition)
-        else:
-            consumer.seek(partition, start)
+            start = (await consumer.beginning_offsets([partition]))[partition]
+        consumer.seek(partition, start)
+        fetches = Fetches(consumer)
         while await consumer.position(partition) < end:
-            fetched = await consumer.getmany(partition, timeout_ms=POLL_MILLISECONDS, max_records=RECORDS_MAX)
+            fetched = await fetches.getmany(partition, timeout_ms=POLL_MILLISECONDS, max_records=RECORDS_MAX)
             records = [record for record in fetched.get(partition, ()) if record.offset < end]
             if records:
                 yield records

@@ -25,7 +25,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from streams import CHANGELOG, DEAD_LETTERS, DECISIONS, DISPATCHES, INPUT_TOPICS, SITE_DECISIONS, TEXTS, codec
 from streams.kafka import edge
-from streams.kafka.clients import honest, reading
+from streams.kafka.clients import Fetches, honest, reading
 from streams.partition import Partition, RowsMissing
 from streams.settings import Settings
 
@@ -176,11 +176,12 @@ async def load_rows(
     """Give every record of changelog partition ``number`` to ``load``; where that partition ends, and their count."""
     changelog = TopicPartition(CHANGELOG.name, number)
     end = (await consumer.end_offsets([changelog]))[changelog]
+    beginning = (await consumer.beginning_offsets([changelog]))[changelog]
     consumer.assign([changelog])
-    await consumer.seek_to_beginning(changelog)
-    count = 0
+    consumer.seek(changelog, beginning)
+    count, fetches = 0, Fetches(consumer)
     while await consumer.position(changelog) < end:
-        fetched = await consumer.getmany(changelog, timeout_ms=POLL_MILLISECONDS, max_records=LOAD_RECORDS_MAX)
+        fetched = await fetches.getmany(changelog, timeout_ms=POLL_MILLISECONDS, max_records=LOAD_RECORDS_MAX)
         for message in fetched.get(changelog, ()):
             load(message.key, message.value)
             count += 1
@@ -196,7 +197,8 @@ async def _was_written(bootstrap: str, topic_partition: TopicPartition) -> bool:
             return True
         consumer.assign([topic_partition])
         consumer.seek(topic_partition, beginning)
+        fetches = Fetches(consumer)
         while await consumer.position(topic_partition) < end:
-            if await consumer.getmany(topic_partition, timeout_ms=POLL_MILLISECONDS, max_records=1):
+            if await fetches.getmany(topic_partition, timeout_ms=POLL_MILLISECONDS, max_records=1):
                 return True
     return False

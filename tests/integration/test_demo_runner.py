@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from api.cli.embedded_kafka import EmbeddedKafka
 from api.load.runner import Ended, Options, Runner
 from streams import CONTROLS, DECISIONS, DISPATCHES, STATUSES, TRIGGERS
 from streams.codec import partition_of
+from streams.kafka.history import history
 from streams.rules.dispatches import Dispatch
 from tests.brokers import WAIT_SECONDS, empty_topics
 from tests.integration.workers import PARTITIONS, ROOT, Json, WorkerProcess
@@ -231,6 +233,13 @@ async def test_a_stop_ends_the_work_and_the_runner_says_so(system: System) -> No
     assert len(await system.reported("stopper", "stopped")) == 1
 
 
+async def test_texts_with_lone_surrogates_stop_no_runner(system: System) -> None:
+    """Kafka takes them (G3)."""
+    await system.runner("odd", "--work-seconds", "0.1")
+    await system.trigger("odd", "odd", message="\ud800", payload={"\udfff": ["\ud800"]})
+    await system.reported("odd", "finished")
+
+
 async def test_a_silent_runner_is_noticed_and_the_attempt_is_tried_again(system: System) -> None:
     await system.runner("silent", "--deaths", "1", "--work-seconds", "0.1")
     await system.trigger("silent", "once", heartbeat_seconds=2, max_attempts=2)
@@ -306,6 +315,78 @@ async def test_kafka_away_just_when_a_runner_asks_for_its_topic(fresh_kafka: Emb
                     await asyncio.sleep(0.02)
         runner.end()
         await running
+
+
+async def test_a_runner_that_ends_while_kafka_is_away_reports_its_work_when_it_is_back(
+    fresh_kafka: EmbeddedKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    has_begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def work(_dispatch: Dispatch) -> Ended:
+        has_begun.set()
+        await may_end.wait()
+        return Ended("finished")
+
+    runner = Runner(fresh_kafka.bootstrap, work, Options(end_seconds=WAIT_SECONDS))
+    await runner.start()
+    running = asyncio.create_task(runner.run())
+    producer = AIOKafkaProducer(bootstrap_servers=fresh_kafka.bootstrap)
+    await producer.start()
+    now = datetime.now(UTC)
+    dispatch = {
+        "type": "dispatch",
+        "v": 1,
+        "execution_id": "x",
+        "trigger_id": "t",
+        "agent_id": "a",
+        "conversation_id": "c",
+        "attempt": 1,
+        "max_attempts": 3,
+        "slot_number": 1,
+        "forced": False,
+        "kind": "task",
+        "degraded": False,
+        "execution_class": "standard",
+        "timeout_seconds": 1800,
+        "dispatched_at": now.isoformat(),
+        "lease_until": (now + timedelta(hours=1)).isoformat(),
+    }
+    await producer.send_and_wait(DISPATCHES.name, json.dumps(dispatch).encode(), b"a", partition=0)
+    await producer.stop()
+    async with asyncio.timeout(WAIT_SECONDS):
+        await has_begun.wait()
+    await asyncio.to_thread(fresh_kafka.kill)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while caplog.text.count("Failed fetch messages") < 6:
+            await asyncio.sleep(0.02)
+    runner.end()
+    await asyncio.to_thread(fresh_kafka.start)
+    may_end.set()
+    await asyncio.wait({running}, timeout=WAIT_SECONDS)
+    assert running.done() and not running.cancelled()
+    assert running.exception() is None
+    found = [json.loads(record.value)["status"] for record in await all_records(fresh_kafka.bootstrap, STATUSES.name)]
+    assert found == ["running", "finished"]
+
+
+async def all_records(bootstrap: str, topic: str) -> list[Any]:
+    return [
+        record
+        for number in range(PARTITIONS)
+        async for records in history(bootstrap, topic, number)
+        for record in records
+    ]
+
+
+async def test_ctrl_c_ends_a_demo_in_order_while_kafka_is_away(fresh_kafka: EmbeddedKafka) -> None:
+    demo = await berth(fresh_kafka.bootstrap, "demo", "--count", "1")
+    await demo.logged("waiting for a worker to decide (start one: berth worker)\n")
+    await asyncio.to_thread(fresh_kafka.kill)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while sum("Failed fetch messages" in line for line in demo.errors) < 3:
+            await asyncio.sleep(0.02)
+    demo.send(signal.SIGINT)
+    assert await demo.ended() == 0, demo.account()
 
 
 async def test_a_demo_without_a_worker_says_what_it_waits_for(

@@ -15,6 +15,8 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from api.cli.embedded_kafka import EmbeddedKafka
 from api.cli.embedded_postgres import EmbeddedPostgres
 from projections import schema
+from projections.log import Log
+from projections.projector import EXIT_ERROR, Projector
 from projections.rebuild import compare, rebuild
 from projections.snapshots import SNAPSHOT_DECISIONS
 from projections.store import Store
@@ -186,6 +188,49 @@ async def test_restarts_of_both_servers_in_mid_load_are_told_and_survived(
         assert process.is_running
         check_tables(url, history)
         await check_against_log(fresh_kafka.bootstrap, url, PARTITIONS)
+
+
+class Led(Exception):  # noqa: N818 - it is what led to the end
+    """What went wrong while Kafka was away."""
+
+
+async def test_a_log_that_is_left_while_kafka_is_away_tells_what_led_to_it(
+    fresh_kafka: EmbeddedKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    count, is_away = 5, asyncio.Event()
+    following: list[Log] = []
+
+    async def follow() -> None:
+        async with Log(fresh_kafka.bootstrap, PARTITIONS) as log:
+            await log.seek(dict.fromkeys(log.wanted, 0))
+            following.append(log)
+            await is_away.wait()
+            raise Led
+
+    tasks = [asyncio.create_task(follow()) for _ in range(count)]
+
+    async def all_follow() -> bool:
+        return len(following) == count
+
+    async def all_have_failed() -> bool:
+        return caplog.text.count("Failed fetch messages") > 10 * count
+
+    await until(all_follow)
+    await asyncio.to_thread(fresh_kafka.kill)
+    await until(all_have_failed)
+    is_away.set()
+    await asyncio.wait(tasks)
+    assert [task.cancelled() or type(task.exception()) for task in tasks] == [Led] * count
+
+
+async def test_a_task_that_a_library_cancels_ends_it_as_an_error(database: str) -> None:
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    task = asyncio.create_task(cancelled())
+    await asyncio.wait({task})
+    projecting = Projector("127.0.0.1:1", Store(database), database, PARTITIONS, text_days=1)
+    assert projecting._why(task) == EXIT_ERROR
 
 
 async def test_it_starts_before_its_servers_and_waits_for_them(
