@@ -330,7 +330,7 @@ def _read(value: bytes | None) -> Dispatch | StopRequest | Revocation | None:
     try:
         content: dict[str, Any] = json.loads(value or b"")
         # As they came: they may hold lone surrogates (G3), which the reader takes for no JSON.
-        texts = {name: content.pop(name) for name in ("message", "payload") if name in content}
+        texts: dict[str, Any] = {name: content.pop(name) for name in ("message", "payload") if name in content}
         return _READER.validate_json(json.dumps(content)).model_copy(update=texts)
     except (ValueError, AttributeError) as error:
         log.warning("dispatch_not_understood", error=str(error)[:300])
