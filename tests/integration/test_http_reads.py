@@ -301,7 +301,7 @@ async def test_our_own_queries_use_an_index(berth: Stack, name: str) -> None:
     parameters |= {"site": "s", "scope": "organization", "gate_name": "o", "partition": 1, "offset": 1, "since": NOW}
     parameters |= {"agent_ids": ["a"], "trigger_ids": ["t"], "execution_ids": ["x"], "before_written_at": NOW}
     parameters |= {"before_partition": 1, "before_offset": 1, "state": None, "kind": None, "organization_id": None}
-    parameters |= {"visible": None, "after_seq": 0}
+    parameters |= {"visible": None, "after_seq": 0, "trigger_id": "t"}
     with connect(berth.database_url) as connection:
         connection.execute("SET enable_seqscan TO off")  # the tables are small here
         query = psycopg.ClientCursor(connection).mogrify(_OURS[name], {**parameters, "max_rows": None})
