@@ -111,7 +111,6 @@ class Driven:
         self.values: list[bytes] = []
         self.dispatches: list[Json] = []
         self.texts: list[Json] = []
-        self._accepted_messages: list[tuple[str, str]] = []
         self.dead_letters: list[Output] = []
         self.rekeyed: list[Output] = []
         self.site_decisions: list[site_events.SiteDecision] = []
@@ -334,11 +333,10 @@ class Driven:
                 self.rows.pop(key, None)
             else:
                 self.rows[key] = row
-        before, self._accepted_messages = len(self.texts), []
+        texts_before, decisions_before = len(self.texts), len(self.decisions)
         for output in changes.outputs:
             self._take(output)
-        said = [(text["agent_id"], text["trigger_id"]) for text in self.texts[before:] if text["kind"] == "message"]
-        assert said == self._accepted_messages, "each accepted trigger's message is written beside it, and no other"
+        self._check_messages(self.decisions[decisions_before:], self.texts[texts_before:])
 
     def _take(self, output: Output) -> None:
         self.outputs.append(output)
@@ -390,9 +388,17 @@ class Driven:
             assert violation is None, violation
         self.decisions.append(decision)
         self.values.append(value)
-        if isinstance(decision.command, Trigger) and decision.command.message is not None:
-            accepted = [event for event in decision.events if isinstance(event, events.Accepted)]
-            self._accepted_messages += [(decision.agent_id, event.trigger_id) for event in accepted]
+
+    def _check_messages(self, decisions: Sequence[events.Decision], texts: Sequence[Json]) -> None:
+        accepted = [
+            (decision.agent_id, event.trigger_id)
+            for decision in decisions
+            if isinstance(decision.command, Trigger) and decision.command.message is not None
+            for event in decision.events
+            if isinstance(event, events.Accepted)
+        ]
+        said = [(text["agent_id"], text["trigger_id"]) for text in texts if text["kind"] == "message"]
+        assert said == accepted, "each accepted trigger's message is written beside it, and no other"
 
     # Then
 

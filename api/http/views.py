@@ -318,10 +318,16 @@ def to_restart(row: Row, texts: Sequence[Row]) -> dict[str, Any]:
     kept = {name: row[name] for name in _RESTARTED_FIELDS if row[name] not in (None, False)}
     if row["parent_trigger_id"] is not None:
         kept["parent"] = {"agent_id": row["parent_agent_id"], "trigger_id": row["parent_trigger_id"]}
-    messages = [text["content"] for text in texts if text["kind"] == "message" and text["execution_id"] == ""]
-    if messages:
-        kept["message"] = messages[0]
+    message = message_of(texts)
+    if message is not None:
+        kept["message"] = message
     return kept
+
+
+def message_of(texts: Sequence[Row]) -> str | None:
+    """A trigger's message among its texts."""
+    messages = (text["content"] for text in texts if text["kind"] == "message" and text["execution_id"] == "")
+    return next(messages, None)
 
 
 def cause(found: Cause) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from pydantic import TypeAdapter
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
 from streams import DISPATCHES, STATUSES
-from streams.kafka.clients import honest, stop
+from streams.kafka.clients import METADATA_MILLISECONDS_MAX, honest, stop
 from streams.rules.dispatches import Dispatch, DispatchRecord, Revocation, StopRequest
 
 POLL_MILLISECONDS: Final = 500
@@ -43,8 +43,6 @@ REMEMBERED_MAX: Final = 100_000
 """Execution ids and requests to stop that are remembered, the newest."""
 HEARTBEATS_PER_PROMISE: Final = 3
 FULL_POLL_MILLISECONDS: Final = 50
-METADATA_MILLISECONDS_MAX: Final = 1_000
-"""Who asks for a topic while Kafka is away asks again only then, and as leader would give it to nobody until then."""
 COMMIT_SECONDS_MAX: Final = 5.0
 """How long a rebalance waits for what was just read to be taken."""
 

@@ -24,6 +24,9 @@ from aiokafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError
 
 from streams.kafka import edge
 
+METADATA_MILLISECONDS_MAX: Final = 1_000
+"""For members of a group. One that asks for its topics while Kafka is away asks again only then (else after minutes),
+and as leader gives nothing of them to anybody until then."""
 FETCH_BYTES_MAX: Final = 4 * 1024 * 1024
 STOP_SECONDS_MAX: Final = 2.0
 SILENT_SECONDS_MAX: Final = 5.0

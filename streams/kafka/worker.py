@@ -40,7 +40,7 @@ from faust.exceptions import ProducerSendError
 from streams import APPLICATION_ID, INPUT_TOPICS, WORKERS
 from streams.ending import EXIT_ASKED, Ending
 from streams.kafka import edge, metrics, topics
-from streams.kafka.clients import ended_within, honest, is_outage, reading
+from streams.kafka.clients import METADATA_MILLISECONDS_MAX, ended_within, honest, is_outage, reading
 from streams.kafka.intake import Fetched, InputOutOfOrder, Intake
 from streams.kafka.membership import AssignmentsDiffer, Membership
 from streams.kafka.ownership import Ownership, Surroundings
@@ -65,7 +65,6 @@ ADVICE: Final = {
 
 REPORT_SECONDS: Final = 1.0
 ASK_SECONDS_MAX: Final = 5.0
-METADATA_SECONDS_MAX: Final = 1.0
 AWAY_LOGGED_SECONDS: Final = 10.0
 """That Kafka is still away is said this often."""
 SILENCE_SECONDS_MIN: Final = 3.0
@@ -390,8 +389,7 @@ def _app(settings: Settings, bootstrap: str) -> App:
         broker_request_timeout=max(30.0, 4 * session_seconds),
         stream_recovery_delay=0.0,
         consumer_auto_offset_reset="earliest",
-        # Who asks for its topics while Kafka is away asks again only then, and as leader gives out none until then.
-        consumer_metadata_max_age_ms=int(METADATA_SECONDS_MAX * 1000),
+        consumer_metadata_max_age_ms=METADATA_MILLISECONDS_MAX,
     )
     app.transport = Transport(app.conf.broker_consumer, app)
     return app

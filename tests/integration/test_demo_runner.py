@@ -19,10 +19,9 @@ from api.cli.embedded_kafka import EmbeddedKafka
 from api.load.runner import Ended, Options, Runner
 from streams import CONTROLS, DECISIONS, DISPATCHES, STATUSES, TRIGGERS
 from streams.codec import partition_of
-from streams.kafka.history import history
 from streams.rules.dispatches import Dispatch
 from tests.brokers import WAIT_SECONDS, empty_topics
-from tests.integration.workers import PARTITIONS, ROOT, Json, WorkerProcess
+from tests.integration.workers import PARTITIONS, ROOT, Json, Log, WorkerProcess
 
 pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
 
@@ -365,17 +364,9 @@ async def test_a_runner_that_ends_while_kafka_is_away_reports_its_work_when_it_i
     await asyncio.wait({running}, timeout=WAIT_SECONDS)
     assert running.done() and not running.cancelled()
     assert running.exception() is None
-    found = [json.loads(record.value)["status"] for record in await all_records(fresh_kafka.bootstrap, STATUSES.name)]
+    log = await Log.read(fresh_kafka.bootstrap, STATUSES.name)
+    found = [said["status"] for number in range(PARTITIONS) for said in log.values(STATUSES.name, number)]
     assert found == ["running", "finished"]
-
-
-async def all_records(bootstrap: str, topic: str) -> list[Any]:
-    return [
-        record
-        for number in range(PARTITIONS)
-        async for records in history(bootstrap, topic, number)
-        for record in records
-    ]
 
 
 async def test_ctrl_c_ends_a_demo_in_order_while_kafka_is_away(fresh_kafka: EmbeddedKafka) -> None:

@@ -169,9 +169,9 @@ async def _late_message(database: Database, row: DictRow) -> str:
     while True:
         async with database.reading() as reading:
             about = {"agent_id": row["agent_id"], "trigger_id": row["trigger_id"]}
-            kept = views.to_restart(row, await reading.rows("texts_of_trigger", **about))
-        if "message" in kept:
-            return str(kept["message"])
+            message = views.message_of(await reading.rows("texts_of_trigger", **about))
+        if message is not None:
+            return message
         if views.now() - row["accepted_at"] >= TEXTS_KEPT_MIN:
             raise Problem(
                 400,
